@@ -1,0 +1,153 @@
+"""The ``labkit`` command: thin wrappers, so that starting it loads neither torch nor Jupyter.
+
+Every command ends with exit code 0 (done), 1 (it ran and failed), 2 (wrong usage or input; one
+readable message, no traceback) or 130 (interrupted).
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from labkit import __version__
+from labkit.course.cli import course, notebook_app
+from labkit.errors import InputError
+
+app = typer.Typer(
+    name="labkit",
+    help="Low-bit LLM inference, chapter by chapter: course, models, benchmarks.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("course")(course)
+app.add_typer(notebook_app, name="notebook")
+
+Source = Annotated[
+    str | None, typer.Option("--model", help="GGUF file, Hugging Face folder or labkit folder.")
+]
+Bits = Annotated[str | None, typer.Option("--bits", help="Requantise on load: w4, w3, mixed, q8 or none.")]
+Group = Annotated[str, typer.Option("--group", help="Group size: 16, 32, 64, 128 or row.")]
+Offset = Annotated[
+    bool, typer.Option("--offset/--no-offset", help="Asymmetric: an offset beside each scale.")
+]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+Dtype = Annotated[str, typer.Option("--dtype", help="Activations: float32, bfloat16 or float16.")]
+
+
+@app.callback(invoke_without_command=True)
+def top(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    """Low-bit LLM inference, chapter by chapter."""
+    if version:
+        typer.echo(f"labkit {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def doctor(json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False) -> None:
+    """What this machine has, what is missing, and the line that mends it (1 = a problem was found)."""
+    from labkit import doctor as report
+
+    raise typer.Exit(report.main(["--json"] if json else []))
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to say to the model.")],
+    model: Source = None,
+    bits: Bits = None,
+    group: Group = "32",
+    offset: Offset = False,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Stop after this many new tokens.")] = 128,
+    temperature: Annotated[float, typer.Option("--temperature", help="0 takes the likeliest token.")] = 0.0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the sampling.")] = 0,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text; no chat template.")] = False,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    stats: Annotated[
+        bool, typer.Option("--stats/--no-stats", help="Speed on standard error at the end.")
+    ] = True,
+) -> None:
+    """Stream text from a model; SmolLM2-135M-Instruct unless --model names another."""
+    from labkit.models import commands
+
+    commands.generate(
+        prompt,
+        commands.Loading(model, bits, group, offset, device, dtype),
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+        chat=not raw,
+        stats=stats,
+    )
+
+
+@app.command()
+def perplexity(
+    file: Annotated[Path | None, typer.Argument(help="UTF-8 text; default: the corpus in data/.")] = None,
+    model: Source = None,
+    bits: Bits = None,
+    group: Group = "32",
+    offset: Offset = False,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Read at most this many tokens.")] = 2048,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="Original, W4 and W3, groups 32 and 64, ± offset.")
+    ] = False,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+) -> None:
+    """Perplexity of a model on a text."""
+    from labkit.models import commands
+
+    commands.perplexity(
+        file, commands.Loading(model, bits, group, offset, device, dtype), max_tokens=max_tokens, sweep=sweep
+    )
+
+
+@app.command()
+def quantize(
+    src: Annotated[Path, typer.Argument(help="Hugging Face folder or GGUF file.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write.")],
+    bits: Annotated[str, typer.Option("--bits", help="w4, w3, mixed or q8.")] = "w4",
+    group: Group = "32",
+    offset: Offset = False,
+    layers: Annotated[
+        list[str] | None, typer.Option("--layer", help="PATTERN=FORMAT, for --bits mixed.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume/--no-resume", help="Go on with an unfinished OUT.")
+    ] = True,
+) -> None:
+    """Quantise a checkpoint of any size, tensor by tensor; resumable."""
+    from labkit.models import commands
+
+    commands.quantize(src, out, bits=bits, group=group, offset=offset, layers=layers or [], resume=resume)
+
+
+def main() -> None:
+    """Entry point: turns an :class:`InputError` into one message and exit code 2."""
+    # A console in GBK or ASCII cannot show every token; a replacement sign beats a crash.
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    try:
+        app()
+    except InputError as error:
+        typer.echo(f"labkit: {error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        typer.echo("labkit: interrupted", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader of a pipe (`labkit doctor | head`) has gone; that is not an error of ours.
+        sys.stderr.close()
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

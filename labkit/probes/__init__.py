@@ -1,0 +1,1 @@
+"""What ``labkit doctor`` looks at, one noun a file. Standard library only."""

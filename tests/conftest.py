@@ -1,0 +1,32 @@
+"""Fixtures that all tests share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# A test must never touch the progress of the person who runs it, nor the network.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(autouse=True)
+def _own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LABKIT_STATE", str(tmp_path_factory.mktemp("state")))
+
+
+@pytest.fixture(scope="session")
+def checkout() -> Path:
+    """Root of the checkout under test."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The default model's file. Set-up installs it, so its absence is a failure, not a skip."""
+    from labkit.models.zoo import default_model_path
+
+    return default_model_path()
