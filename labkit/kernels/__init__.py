@@ -1,0 +1,1 @@
+"""Kernels by name: the registry, and the torch kernels that run anywhere."""

@@ -1,0 +1,208 @@
+"""The exercises of chapter 02: references pass, stubs are not attempted, common mistakes get their hint."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from labkit import check, solutions
+from labkit.check import ch02, session
+from labkit.check.traced import TracedInt, count_operations
+from labkit.quant import quantize
+from labkit.solutions import ch02 as reference
+
+
+@pytest.fixture(autouse=True)
+def own_session(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Progress goes to a temporary folder; the checks look at answers, not at the references."""
+    monkeypatch.setenv("LABKIT_STATE", str(tmp_path))
+    monkeypatch.setattr(session.current, "solve", False)
+    monkeypatch.setattr(session.current, "chapter", "02")
+
+
+NAMES = ("q2_and_q5", "sign_extend", "stored_bits", "scale_and_offset", "best_layout")
+
+
+def test_five_exercises_in_order() -> None:
+    assert [item.name for item in check.exercises("02")] == list(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_reference_passes_and_its_source_can_be_shown(name: str) -> None:
+    item = check.find(name)
+    verdict = item(solutions.get(item.id))
+    assert verdict.state == "passed", verdict
+    assert name in repr(solutions.show(item.id))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("blank", [None, ...])
+def test_a_blank_is_not_attempted(name: str, blank: Any) -> None:
+    assert check.find(name)(blank).state == "not attempted"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if callable(getattr(reference, name))])
+def test_a_function_that_returns_nothing_is_not_attempted(name: str) -> None:
+    parameters = inspect.signature(getattr(reference, name)).parameters
+    scope: dict[str, Any] = {}
+    exec(f"def {name}({', '.join(parameters)}):\n    x = {next(iter(parameters))}\n", scope)
+    assert check.find(name)(scope[name]).state == "not attempted"
+
+
+def test_fields_scores_operations_against_par() -> None:
+    def wordy(b0, b1, b2):
+        q2 = ((b0 >> 6) & 3) | ((b1 & 1) << 2)
+        q5 = ((b1 >> 7) & 1) | ((b2 & 3) << 1)
+        return q2, q5
+
+    verdict = check.q2_and_q5(wordy)
+    assert (verdict.state, verdict.score, verdict.par) == ("passed", 10, 8)
+
+    def long_way(b0, b1, b2):
+        word = b0 + b1 * 256 + b2 * 65536
+        return word // 64 % 8 + 0 * b0, word // 32768 % 8 + 0 * b1
+
+    assert check.q2_and_q5(long_way).state == "not yet"  # right, but over the limit
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (lambda b0, b1, b2: (b0 >> 6, (b1 >> 7) | (b2 & 3) << 1), "not complete"),
+        (lambda b0, b1, b2: ((b0 >> 6) << 1 | b1 & 1, (b1 >> 7) | (b2 & 3) << 1), "LOW bits"),
+        (lambda b0, b1, b2: (b0 >> 6 | b1 << 2, (b1 >> 7) | (b2 & 3) << 1), "mask"),
+        (lambda b0, b1, b2: (b0 >> 6 | (b1 & 1) << 2, 0), "q5"),
+        (lambda b0, b1, b2: b0, "return q2, q5"),
+    ],
+)
+def test_fields_hint_names_the_mistake(answer: Any, hint: str) -> None:
+    verdict = check.q2_and_q5(answer)
+    assert verdict.state == "not yet"
+    assert hint in verdict.hint
+
+
+def test_signed_fields_are_recognised() -> None:
+    def signed(b0, b1, b2):
+        return tuple((raw ^ 4) - 4 for raw in reference.q2_and_q5(b0, b1, b2))
+
+    assert "signed" in check.q2_and_q5(signed).hint
+
+
+def test_the_librarys_answer_is_refused() -> None:
+    from labkit.widgets.bit_viewer import BitViewer
+
+    def borrowed(b0, b1, b2):
+        viewer = BitViewer()
+        viewer.set_data(bytes((b0, b1, b2)))
+        return viewer.fields[2].raw, viewer.fields[5].raw
+
+    verdict = check.q2_and_q5(borrowed)
+    assert verdict.state == "not yet"
+    assert "BitViewer" in verdict.got
+
+
+def test_work_hidden_from_the_count_is_refused() -> None:
+    table = list(range(256))
+
+    def by_table(b0, b1, b2):
+        return table[b0] >> 6 | (b1 & 1) << 2, b1 >> 7 | (b2 & 3) << 1
+
+    verdict = check.q2_and_q5(by_table)
+    assert verdict.state == "not yet"
+    assert "cannot index" in verdict.got
+
+
+def test_a_branch_does_not_extend_the_sign_of_a_tensor() -> None:
+    def branch(raw, bits):
+        return raw - (1 << bits) if raw >= 1 << (bits - 1) else raw
+
+    assert "`if` looks at one number" in check.sign_extend(branch).hint
+    assert "weighs -4" in check.sign_extend(lambda raw, bits: raw).hint
+    by_comparison = check.sign_extend(lambda raw, bits: raw - ((raw >= 1 << (bits - 1)) << bits))
+    assert (by_comparison.state, by_comparison.score) == ("passed", 3)
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (lambda bits, group, has: bits + 16 / group, "second 16-bit number"),
+        (lambda bits, group, has: bits + (4 if has else 2) / group, "2 bytes"),
+        (lambda bits, group, has: bits, "shared"),
+        (lambda bits, group, has: "many", "shared"),
+    ],
+)
+def test_cost_hint_names_the_mistake(answer: Any, hint: str) -> None:
+    verdict = check.stored_bits(answer)
+    assert verdict.state == "not yet"
+    assert hint in verdict.hint
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (lambda low, high, bits: ((high - low) / 2**bits, low), "steps between"),
+        (lambda low, high, bits: ((high - low) / (2**bits - 1), low), "code 0"),
+        (lambda low, high, bits: (1.0, 0.0), "two equations"),
+        (lambda low, high, bits: 1.0, "return scale, offset"),
+    ],
+)
+def test_offset_hint_names_the_mistake(answer: Any, hint: str) -> None:
+    verdict = check.scale_and_offset(answer)
+    assert verdict.state == "not yet"
+    assert hint in verdict.hint
+
+
+@pytest.mark.parametrize(
+    ("answer", "state"),
+    [
+        (("w4", 64, False), "passed"),
+        (("w4", 128, True), "passed"),
+        (("w4", 128, False), "not yet"),
+        (("w3", 16, False), "not yet"),
+        (("w4", 16, False), "not yet"),
+        (("w5", 16, False), "not yet"),
+        (("q8_0", 32, False), "not yet"),
+        ("w4", "not yet"),
+    ],
+)
+def test_layout(answer: Any, state: str) -> None:
+    verdict = check.best_layout(answer)
+    assert verdict.state == state, verdict
+
+
+def test_par_of_the_layout_is_the_best_there_is() -> None:
+    weight = ch02.example_weight()
+    found = []
+    for format in ("w4", "w3"):
+        for group in (16, 32, 64, 128, "row"):
+            for offset in (False, True):
+                stored = quantize(weight, format, group, offset=offset)
+                if stored.bits_per_weight <= ch02.BUDGET_BITS:
+                    found.append(ch02.relative_error(weight, stored.dequantize()))
+    assert round(min(found), 1) == check.find("best_layout").par
+
+
+def test_relative_error() -> None:
+    weight = ch02.example_weight()
+    assert ch02.relative_error(weight, weight) == 0
+    assert ch02.relative_error(weight, 0 * weight) == pytest.approx(100)
+
+
+def test_traced_int_counts_and_matches_plain_ints() -> None:
+    def mixed(a, b):
+        return ((a & 12) | (3 ^ b) << 2) + (a >> 1) - ~b * 2 // 3 % 7 + (-a) + (b >= 2) + (1 - a)
+
+    count, value = count_operations(mixed, 13, 6)
+    assert value.value == int(mixed(13, 6))
+    assert count == 17
+
+
+def test_traced_int_refuses_conversions() -> None:
+    from collections import Counter
+
+    number = TracedInt(3, Counter())
+    for use in (int, [1, 2, 3, 4].__getitem__, lambda n: {3: 1}[n], lambda n: f"{n:b}", lambda n: n + 0.5):
+        with pytest.raises(TypeError):
+            use(number)
