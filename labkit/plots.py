@@ -20,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from labkit.errors import require
 from labkit.tables import ORIGINS
@@ -191,13 +192,22 @@ def bars(
     ax.grid(False, axis="y")
     ax.tick_params(axis="y", length=0)
     if log:
-        ax.set_xscale("log")
+        log_axes(ax, y=False)
         ax.set_xlim(right=max(values) * 4)
     else:
         ax.set_xlim(right=max(values) * 1.16)
     ax.set_xlabel(unit)
     if legend:
         origin_legend(ax, origins)
+
+
+def log_axes(ax: Axes, *, x: bool = True, y: bool = True) -> None:
+    """Logarithmic axes with plain numbers (0.1, 1, 10, 1000): exponents would be too small to read."""
+    for on, axis, rescale in ((x, ax.xaxis, ax.set_xscale), (y, ax.yaxis, ax.set_yscale)):
+        if on:
+            rescale("log")
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+            axis.set_minor_formatter(NullFormatter())
 
 
 def cells(

@@ -1,4 +1,4 @@
-"""Exercises of chapter 01: bytes, ceilings, reuse, what the article achieved, the ridge."""
+"""Exercises of chapter 01: bytes, ceilings, reuse, the ridge, what the article achieved."""
 
 from __future__ import annotations
 
@@ -111,7 +111,20 @@ def batched_rows(answer: Callable[[CountedWeights, np.ndarray], np.ndarray]) -> 
     return passed("the same result from fewer bytes", score=worst)
 
 
-@exercise("01.4", title="What the article achieved")
+@exercise("01.4", title="The ridge")
+def ridge(answer: Callable[[float, float, float], float]) -> Verdict:
+    """The M at which reading and computing take the same time."""
+    forbid_calls(answer, LIBRARY)
+    for card, (bits, group) in itertools.product(device.devices().values(), ((4, 128), (3, 128), (16, None))):
+        size = device.bytes_per_weight(bits, group)
+        wanted = device.ridge_m(card.tensor_tflops, card.bandwidth_gb_s, size)
+        if not _close(got := answer(card.tensor_tflops, card.bandwidth_gb_s, size), wanted):
+            hint = "set bytes / bandwidth equal to 2 · M FLOP / peak, for one weight; solve for M"
+            return not_yet(f"{wanted:.2f} for {card.name}, {size:g} bytes a weight", repr(got), hint)
+    return passed("right for every card of the table, in three formats")
+
+
+@exercise("01.5", title="What the article achieved")
 def tiled_gb_s(answer: Callable[[Mapping[str, float], int], float]) -> Verdict:
     """GB/s of weights from a quoted row (n, k, tiled_ms) and the bits; groups of 128."""
     forbid_calls(answer, LIBRARY)
@@ -124,16 +137,3 @@ def tiled_gb_s(answer: Callable[[Mapping[str, float], int], float]) -> Verdict:
                 hint = "weight bytes = n · k · (bits / 8 + 2 / 128); milliseconds are 1e-3 s"
                 return not_yet(f"{wanted:.2f} GB/s for {where}", repr(got), hint)
     return passed("all five rows: between 7 and 9 GB/s of a nominal 192")
-
-
-@exercise("01.5", title="The ridge")
-def ridge(answer: Callable[[float, float, float], float]) -> Verdict:
-    """The M at which reading and computing take the same time."""
-    forbid_calls(answer, LIBRARY)
-    for card, (bits, group) in itertools.product(device.devices().values(), ((4, 128), (3, 128), (16, None))):
-        size = device.bytes_per_weight(bits, group)
-        wanted = device.ridge_m(card.tensor_tflops, card.bandwidth_gb_s, size)
-        if not _close(got := answer(card.tensor_tflops, card.bandwidth_gb_s, size), wanted):
-            hint = "set bytes / bandwidth equal to 2 · M FLOP / peak, for one weight; solve for M"
-            return not_yet(f"{wanted:.2f} for {card.name}, {size:g} bytes a weight", repr(got), hint)
-    return passed("right for every card of the table, in three formats")

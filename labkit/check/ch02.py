@@ -175,6 +175,20 @@ def example_weight() -> Any:
     return torch.where(outlier, 6 * weight, weight)
 
 
+def stand_in_weights() -> dict[str, Any]:
+    """Float32 weights for the chapter when no model is installed, shaped and stored as SmolLM2's.
+
+    ``"head"`` [256, 576] was never rounded, ``"up"`` [256, 576] was stored as W4 in groups of 32 with an
+    offset, ``"down"`` [256, 1536] has a K that is a multiple of 128.
+    """
+    from labkit.quant import quantize
+
+    weight = example_weight()
+    head = weight.repeat(1, 2)[:, :576]
+    up = quantize(head, "w4", 32, offset=True).dequantize()
+    return {"head": head, "up": up, "down": weight.repeat(1, 3)}
+
+
 def relative_error(weight: Any, restored: Any) -> float:
     """Root mean square of the error, in percent of the root mean square of ``weight``."""
     return 100 * math.sqrt(float((restored - weight).square().mean() / weight.square().mean()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType, ModuleType
@@ -48,26 +49,33 @@ def _used_names(item: Any, seen: set[int]) -> Iterator[str]:
     if id(item) in seen:
         return
     seen.add(id(item))
+    if item.__module__.split(".")[0] == "labkit":
+        yield item.__name__
     names: set[str] = set()
     for code in _codes(item.__code__):
         names.update(code.co_names)
         names.update(value for value in code.co_consts if isinstance(value, str))
-    yield from sorted(names)
-    reached: list[Any] = [item.__globals__[name] for name in sorted(names) if name in item.__globals__]
+    reached: list[Any] = list(item.__defaults__ or ())
+    for name in sorted(names):
+        value = item.__globals__.get(name)
+        # a helper of the student's own may have any name; what it uses is read below
+        if not _is_own(value, item):
+            yield name
+        reached.append(value)
     for cell in item.__closure__ or ():
-        try:
+        with contextlib.suppress(ValueError):  # a name that is not bound yet
             reached.append(cell.cell_contents)
-        except ValueError:  # a name that is not bound yet
-            continue
-    reached += item.__defaults__ or ()
     for value in reached:
-        if isinstance(value, ModuleType):
-            continue
-        # `mine = unpack_w3` above the answer hides the name; the object still carries it
-        if isinstance(real := getattr(value, "__name__", None), str):
-            yield real
-        if getattr(value, "__module__", None) == item.__module__:
+        if _is_own(value, item):
             yield from _used_names(value, seen)
+        elif not isinstance(value, ModuleType) and isinstance(real := getattr(value, "__name__", None), str):
+            # `mine = unpack_w3` above the answer hides the name; the object still carries it
+            yield real
+
+
+def _is_own(value: Any, item: FunctionType) -> bool:
+    """True for a function or class of the module that the answer lives in (the notebook)."""
+    return isinstance(value, FunctionType | type) and value.__module__ == item.__module__
 
 
 def _unwrapped(function: FunctionType) -> FunctionType:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 from labkit.course.gate import Problem
-from labkit.course.notebook import Notebook, joined, tags
+from labkit.course.notebook import Notebook, is_checked, joined, tags
 from labkit.course.source import calls, check_calls
 
 CELLS = (25, 45)
@@ -19,7 +19,12 @@ FIGURES = (2, 4)
 WIDGETS = (1, 2)
 EXERCISES = (3, 5)
 QUESTIONS = 5
-GOAL_WORDS = ("question", "minutes", "prerequisites", "labkit gains")
+GOAL_WORDS = {
+    "question": r"\bquestion\b",
+    "minutes": r"\bminutes\b",
+    "prerequisites": r"\bprerequisites?\b|\byou need\b",
+    "labkit gains": r"\blabkit gains\b",
+}
 ORIGINS = ("measured", "emulated", "simulated", "quoted")
 # (what the author reads in a message, words that a heading of that section holds)
 SECTIONS = (
@@ -31,6 +36,8 @@ SECTIONS = (
     ("Next", r"next\b"),
 )
 _HEADING = re.compile(r"^#{1,4}\s+(.+)$", re.MULTILINE)
+# "1. Why?" as a list, in bold, or as the summary of a fold with the answer in it
+_NUMBERED = re.compile(r"^\s*(?:<details[^>]*>)?\s*(?:<summary[^>]*>)?\s*(?:\*\*)?\d+[.)]\s+\S", re.MULTILINE)
 _HELPERS = {"exercise", "exercises", "find", "forbid_calls", "passed", "not_yet", "not_attempted"}
 
 Problems = Iterator[Problem]
@@ -112,6 +119,8 @@ def _sizes(book: Notebook) -> Problems:
     for rule, got, (low, high), what in counts:
         if not low <= got <= high:
             yield Problem(rule, None, f"{got} {what}; expected {low} to {high}")
+    if not any(is_checked(cell) for cell in book["cells"]):
+        yield Problem("checked", None, "no cell's output is checked (# NBVAL_CHECK_OUTPUT)")
     text = " ".join(joined(cell["source"]).lower() for cell in book["cells"])
     if not any(re.search(rf"\b{origin}\b", text) for origin in ORIGINS):
         yield Problem("origins", None, f"no table says {' / '.join(ORIGINS)}")
@@ -127,8 +136,9 @@ def _opening(book: Notebook) -> Problems:
         if cell["cell_type"] == "code":
             break
         opening += joined(cell["source"]).lower() + "\n"
-    for word in GOAL_WORDS:
-        if word not in opening:
+    plain = re.sub(r"[`*_]", "", opening)
+    for word, pattern in GOAL_WORDS.items():
+        if not re.search(pattern, plain):
             yield Problem("goal", 0, f"the goal box before the parameters does not say {word!r}")
 
 
@@ -176,7 +186,7 @@ def _section_text(book: Notebook, pattern: str) -> tuple[int, str] | None:
 def _questions_and_reading(book: Notebook) -> Problems:
     asked = _section_text(book, r"five questions")
     if asked is not None:
-        count = len(re.findall(r"^\s*\d+[.)]\s+\S", asked[1], re.MULTILINE))
+        count = len(_NUMBERED.findall(asked[1]))
         if count != QUESTIONS:
             yield Problem("questions", asked[0], f"{count} numbered questions; expected {QUESTIONS}")
     reading = _section_text(book, r"further reading")

@@ -42,24 +42,30 @@ def course(
     130 interrupted.
     """
     _printable_output()
+    options = {"chapters": chapters, "device": device, "pairs": parameter or [], "solve": solve}
+    try:
+        with _terminate_as_interrupt():
+            code = _course({**options, "out": out, "timeout": timeout}, list_)
+    except KeyboardInterrupt:  # before the first chapter began; later the runner reports it
+        code = EXIT_INTERRUPTED
+    raise typer.Exit(code)
+
+
+def _course(options: dict[str, Any], list_only: bool) -> int:
     from labkit.course import runner
     from labkit.course.console import Console
     from labkit.errors import InputError
 
     console = Console()
     try:
-        request = runner.prepare(
-            chapters=chapters, device=device, pairs=parameter or [], solve=solve, out=out, timeout=timeout
-        )
+        request = runner.prepare(**options)
     except InputError as error:
         console.usage(error)
-        raise typer.Exit(EXIT_USAGE) from None
-    if list_:
+        return EXIT_USAGE
+    if list_only:
         console.listing(request)
-        raise typer.Exit(EXIT_PASSED)
-    with _terminate_as_interrupt():
-        result = runner.run(request, console)
-    raise typer.Exit(result.exit_code)
+        return EXIT_PASSED
+    return runner.run(request, console).exit_code
 
 
 @notebook_app.command("format")

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from labkit.course.execute import Failure
+from labkit.course.html_export import checks_line
 from labkit.course.runner import ChapterResult, CourseResult, Job, Request
 from labkit.errors import InputError
 
@@ -17,10 +18,13 @@ _SOURCE_LINES = 40
 
 
 class Console:
-    """The reporter of the command line; ``file`` is where it writes (default: standard output)."""
+    """The reporter of the command line; ``file`` is where it writes (default: standard output).
 
-    def __init__(self, file: Any = None) -> None:
-        self.out = RichConsole(file=file, highlight=False, soft_wrap=True)
+    ``terminal`` says whether that is one; None means to ask it.
+    """
+
+    def __init__(self, file: Any = None, *, terminal: bool | None = None) -> None:
+        self.out = RichConsole(file=file, highlight=False, soft_wrap=True, force_terminal=terminal)
         self.errors = RichConsole(file=file, stderr=file is None, highlight=False, soft_wrap=True)
         self.live: Progress | None = None
         self.course_task: Any = None
@@ -73,8 +77,8 @@ class Console:
             self.live.remove_task(self.cell_task)
             self.live.advance(self.course_task)
         color = _COLORS[result.status]
-        checks = result.checks.get("total", 0)
-        said = f", {result.checks['passed']} of {checks} checks passed" if checks else ""
+        checks = checks_line(result.checks)
+        said = f", exercises: {checks}" if checks else ""
         self.out.print(
             f"{result.chapter.number} {escape(result.chapter.title)}: [{color}]{result.status}[/{color}]"
             f" ({result.cells_done}/{result.cells_total} cells, {result.seconds:.1f} s{said})"

@@ -114,7 +114,7 @@ def run_notebook(
         parameters: values injected after the cell tagged ``parameters``.
         timeout: seconds that one cell may take.
         cwd: the kernel's working folder (default: a scratch folder, removed afterwards).
-        results: what ``labkit.paths.results_dir()`` is in the kernel.
+        results: what ``labkit.paths.results_dir()`` is in the kernel (default: a scratch folder).
         on_cell: called as on_cell(done, total) after each code cell.
     """
     started = time.perf_counter()
@@ -154,8 +154,7 @@ def _environment(scratch: Path, log: Path, results: Path | None) -> dict[str, st
     env[LOG_VARIABLE] = str(log)
     # the kernel talks to no debugger here, and would print a note about frozen modules otherwise
     env["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
-    if results is not None:
-        env["LABKIT_RESULTS"] = str(results)
+    env["LABKIT_RESULTS"] = str(results if results is not None else scratch / "results")
     return env
 
 
@@ -255,7 +254,7 @@ def _made_failure(
 def _why_stopped(state: _Progress) -> tuple[str, str]:
     name = type(state.error).__name__ if state.error is not None else "Unfinished"
     if name == "CellTimeoutError":
-        return name, f"the cell took longer than {state.timeout:g} seconds"
+        return name, f"the cell took longer than {pinned_timeout(state.timeout)} seconds"
     if name == "DeadKernelError":
         return name, "the kernel died in this cell (killed, out of memory, or a crash in native code)"
     if state.error is None:

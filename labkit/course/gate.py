@@ -166,6 +166,7 @@ def _alt_text(book: Notebook) -> Problems:
     for index, _, source in _cells(book, "code"):
         for call in calls(source, "plots.show"):
             alt = next((k.value for k in call.keywords if k.arg == "alt"), None)
+            alt = call.args[1] if alt is None and len(call.args) > 1 else alt
             if alt is None or (isinstance(alt, ast.Constant) and not str(alt.value or "").strip()):
                 yield Problem("alt-text", index, 'plots.show without alt="..."')
 

@@ -26,6 +26,7 @@ _TEMPLATE = """{%- extends 'lab/index.html.j2' -%}
 <style>
 main { max-width: 1000px; margin: 0 auto; padding: 0 1rem 4rem; }
 .lk-back { font: 14px system-ui, sans-serif; margin: 1rem 0; }
+.lk-back a { color: #1f6feb; text-decoration: underline; }
 </style>
 {%- endblock -%}
 {%- block body_header -%}{{ super() }}
@@ -76,7 +77,7 @@ a { color:#1f6feb; text-underline-offset:2px; } @media (prefers-color-scheme: da
 .s { display:inline-block; padding:.05rem .5rem; border-radius:4px; font-size:.85rem; font-weight:600; }
 .s.passed { background:#dcf3e4; color:#12562c; } .s.failed { background:#fde3e0; color:#8e1b10; }
 .s.interrupted { background:#fff0cc; color:#6b4a00; } .s.coming, .s.not { font-weight:400; padding-left:0; }
-pre { background:var(--card); padding:.7rem; overflow:auto; font-size:.85rem; margin:.5rem 0 0; }
+pre { background:var(--card); padding:.7rem; font-size:.85rem; margin:0; white-space:pre-wrap; }
 .wide { overflow-x:auto; }
 """
 
@@ -93,7 +94,7 @@ def index(entries: dict[str, dict[str, Any]]) -> str:
     lead += f", in {seconds:.0f} seconds of running time (measured on this machine)."
     rows = "".join(_row(chapter, entries.get(chapter.number)) for chapter in all_chapters())
     heads = "".join(
-        f"<th scope='col'>{h}</th>" for h in ("No", "Chapter", "Result", "Checks", "Time", "Device")
+        f"<th scope='col'>{h}</th>" for h in ("No", "Chapter", "Result", "Exercises", "Time", "Device")
     )
     return (
         "<!DOCTYPE html>\n<html lang='en'><head><meta charset='utf-8'>"
@@ -118,12 +119,19 @@ def _row(chapter: Any, entry: dict[str, Any] | None) -> str:
     body += f" <a class='q' href='{book}'>notebook</a>" if book else ""
     body += f"<div class='q'>{question}</div>"
     status = str(entry.get("status"))
-    result = f"<span class='s {html.escape(status)}'>{html.escape(status)}</span>" + _failure(entry)
-    checks = entry.get("checks") or {}
-    total = checks.get("total", 0)
-    shown = f"{checks.get('passed', 0)} of {total} passed" if total else ""
+    result = f"<span class='s {html.escape(status)}'>{html.escape(status)}</span>"
     time = f"{float(entry.get('seconds') or 0):.1f} s"
-    return _tr("", chapter.number, body, result, shown, time, html.escape(str(entry.get("device") or "")))
+    device = html.escape(str(entry.get("device") or ""))
+    row = _tr("", chapter.number, body, result, checks_line(entry.get("checks") or {}), time, device)
+    return row + _failure(entry)
+
+
+def checks_line(checks: dict[str, int]) -> str:
+    """Such as ``2 of 5 passed``; ``5 open`` when nobody has tried any, "" without exercises."""
+    total = checks.get("total", 0)
+    if not total:
+        return ""
+    return f"{total} open" if checks["not_attempted"] == total else f"{checks['passed']} of {total} passed"
 
 
 def _failure(entry: dict[str, Any]) -> str:
@@ -131,7 +139,8 @@ def _failure(entry: dict[str, Any]) -> str:
     if not failure:
         return ""
     head = f"code cell {failure['code_cell']} of {failure['of']}: {failure['error']}: {failure['message']}"
-    return f"<pre>{html.escape(head)}\n\n{html.escape(failure['source'])}</pre>"
+    text = html.escape(f"{head}\n\n{failure['source']}")
+    return f"<tr><td></td><td colspan='5'><pre>{text}</pre></td></tr>"
 
 
 def _tr(kind: str, number: str, body: str, result: str, checks: str, time: str, device: str) -> str:

@@ -38,7 +38,8 @@ def all_chapters() -> tuple[Chapter, ...]:
 
 def chapter_named(number: str) -> Chapter:
     """The chapter with this number; ``"2"`` means ``"02"``. InputError for any other."""
-    wanted = str(number).strip().zfill(2)
+    wanted = str(number).strip()
+    wanted = wanted.zfill(2) if wanted else wanted
     for chapter in all_chapters():
         if chapter.number == wanted:
             return chapter

@@ -25,13 +25,13 @@ def batched_rows(weights, x):
     return y
 
 
-def tiled_gb_s(row, bits):
-    """Bytes of the weights over the time of the call."""
-    nbytes = row["n"] * row["k"] * (bits / 8 + 2 / 128)
-    return nbytes / (row["tiled_ms"] / 1e3) / 1e9
-
-
 # One weight: bytes / bandwidth seconds to read, 2 · M / peak seconds to compute.
 def ridge(tflops, bandwidth_gb_s, bytes_a_weight):
     """M where the two times are equal."""
     return tflops * 1e12 * bytes_a_weight / (2 * bandwidth_gb_s * 1e9)
+
+
+def tiled_gb_s(row, bits):
+    """Bytes of the weights over the time of the call."""
+    nbytes = row["n"] * row["k"] * (bits / 8 + 2 / 128)
+    return nbytes / (row["tiled_ms"] / 1e3) / 1e9

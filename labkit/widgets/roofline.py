@@ -17,7 +17,7 @@ _PEAKS = (0.1, 0.3, 1.0, 3.0, 6.1, 12.3, 25.5, 71.0, 165.2, 989.0)
 _MS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 _WIDTH, _HEIGHT = 640, 330
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 18, 18, 52
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 18, 34, 52
 _BLUE, _RED, _GREY, _PALE = "#0072B2", "#D55E00", "#5F6670", "#E8EAED"
 
 
@@ -140,6 +140,8 @@ class Roofline(base.Controller):
                     color=_GREY,
                 )
             )
+        parts.append(base.label(_LEFT, 20, "blue: memory is the limit", color=_BLUE))
+        parts.append(base.label(_LEFT + 200, 20, "red: arithmetic is the limit", color=_RED))
         color = _BLUE if self.limit == "memory" else _RED
         parts.append(base.dot(x(self.m), y(roof(self.m)), color, radius=8, title=self.text()))
         middle = (_LEFT + _WIDTH - _RIGHT) / 2

@@ -1,0 +1,100 @@
+"""Chapter 00's checks: right answers pass, near misses do not, and stubs are not judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labkit import check
+from labkit.check import ch00
+from labkit.solutions import ch00 as reference
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LABKIT_STATE", str(tmp_path))
+    monkeypatch.setattr("labkit.check.session.current.solve", False)
+
+
+@pytest.mark.parametrize("name", ["headline", "read_score", "plant_fault", "steady", "fits_w4"])
+def test_references_pass_and_stubs_are_not_attempted(name: str) -> None:
+    exercise = check.find(name)
+    assert exercise(getattr(reference, name)).state == "passed"
+
+    def stub(*args: Any) -> Any:
+        raise NotImplementedError
+
+    for blank in (None, ..., stub):
+        assert exercise(blank).state == "not attempted"
+
+
+def test_there_are_24_hidden_reports_unlike_the_small_one() -> None:
+    reports = ch00.hidden_reports()
+    assert len(reports) == 24 and ch00.sample_report() not in reports and [] in reports
+
+
+def test_headline_names_the_wrong_line() -> None:
+    verdict = check.find("headline")(lambda findings: f"{len(findings)} ok, 0 notes, 0 problems")
+    assert verdict.state == "not yet"
+    assert "4 ok, 1 notes, 0 problems" in verdict.expected and verdict.hint
+
+
+def test_planted_fault_scores_by_how_often_it_shows() -> None:
+    plant = check.find("plant_fault")
+    assert plant(reference.plant_fault).score == 2
+
+    def loud(findings: Any) -> str:
+        return "0 ok, 0 notes, 0 problems" if len(findings) != 5 else ch00.right_headline(findings)
+
+    verdict = plant(loud)
+    assert verdict.state == "not yet" and verdict.score is not None and verdict.score > 12
+
+    def crash(findings: Any) -> str:
+        return ch00.right_headline(findings) if findings[0] else ""
+
+    assert plant(crash).score == 1  # only the empty report shows it
+
+
+@pytest.mark.parametrize("answer", [ch00.right_headline, lambda findings: "wrong at once"])
+def test_no_fault_and_an_open_fault_do_not_pass(answer: Any) -> None:
+    assert check.find("plant_fault")(answer).state == "not yet"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda score, par, limit: "passed" if score < limit else "not yet",
+        lambda score, par, limit: "par" if score < par else "passed" if score <= limit else "not yet",
+    ],
+)
+def test_read_score_boundaries(answer: Any) -> None:
+    assert check.find("read_score")(answer).state == "not yet"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda s: (sorted(s)[len(s) // 2], True),
+        lambda s: (sum(s[1:]) / len(s[1:]), max(s[1:]) - min(s[1:]) <= 0.3),
+        lambda s: s.sort() or reference.steady(s),
+        lambda s: 1.0,
+    ],
+)
+def test_steady_near_misses(answer: Any) -> None:
+    assert check.find("steady")(answer).state == "not yet"
+
+
+@pytest.mark.parametrize(
+    ("answer", "part"),
+    [
+        (["qwen2.5-7b"], "does not fit"),
+        (["smollm2-135m"], "3 more fit"),
+        (["gpt"], "gpt"),
+        ("qwen2.5-3b", "3 more fit"),
+    ],
+)
+def test_fits_w4_near_misses(answer: Any, part: str) -> None:
+    verdict = check.find("fits_w4")(answer)
+    assert verdict.state == "not yet" and part in verdict.got
