@@ -105,6 +105,9 @@ class Console:
             self.live.stop()
             self.live = None
         passed = sum(r.status == "passed" for r in result.results)
-        word = "interrupted; " if result.interrupted else ""
+        word = ""
+        if result.interrupted and result.results:
+            last = result.results[-1]
+            word = f"interrupted in {last.chapter.number} after {last.cells_done}/{last.cells_total} cells; "
         self.out.print(f"{word}{passed} of {len(result.results)} chapters passed")
         self.out.print(f"Open {escape(str(result.out / 'index.html'))}")

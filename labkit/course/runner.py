@@ -246,8 +246,13 @@ def _run_job(job: Job, request: Request, one: ChapterResult, tell: Reporter) -> 
     files.mkdir(parents=True)
     for stale in (request.out / job.path.name, request.out / f"{job.path.stem}.html"):
         stale.unlink(missing_ok=True)
+
+    def on_cell(count: int, total: int) -> None:
+        one.cells_done, one.cells_total = count, total  # what an interrupt leaves to be told
+        tell.cell(count, total)
+
     done = run_notebook(
-        job.book, job.values, timeout=request.timeout, cwd=files, results=files, on_cell=tell.cell
+        job.book, job.values, timeout=request.timeout, cwd=files, results=files, on_cell=on_cell
     )
     for folder in (files, files.parent):
         if not any(folder.iterdir()):
