@@ -23,7 +23,8 @@ Every cell also carries its index: colour is never the only sign."""
 
 _CODE_BITS = {"w3": 3, "w4": 4}
 _GROUPS: tuple[int | str, ...] = (16, 32, 64, 128, "row")
-_OFFSETS: tuple[float | None, ...] = (None, -0.2, -0.1, 0.0, 0.1, 0.2)
+_NO_OFFSET = "none"
+_OFFSETS: tuple[float | str, ...] = (_NO_OFFSET, -0.2, -0.1, 0.0, 0.1, 0.2)
 _FAINT, _MARK = "#5f6670", "#b3261e"
 
 
@@ -150,7 +151,7 @@ class BitViewer(base.Controller):
         """Format, code and its value, byte and its value, scale, offset, group size."""
         groups = tuple((f"{g} weights" if g != "row" else "one row", g) for g in _GROUPS)
         formats = (("W3: 8 codes in 3 bytes", "w3"), ("W4: 8 codes in 4 bytes", "w4"))
-        offsets = tuple(("none" if o is None else f"{o:+.1f}", o) for o in _OFFSETS)
+        offsets = tuple((o if isinstance(o, str) else f"{o:+.1f}", o) for o in _OFFSETS)
         return (
             base.Choice("format", "format", formats),
             base.Slider("selected", "code number", 0, COUNT - 1),
@@ -158,7 +159,7 @@ class BitViewer(base.Controller):
             base.Slider("byte", "byte number", 0, 3),
             base.Slider("byte_value", "byte value", 0, 255),
             base.Slider("scale", "scale", 0.01, 0.2, 0.01),
-            base.Choice("offset", "offset", offsets),
+            base.Choice("stored_offset", "offset", offsets),
             base.Choice("group_size", "share one scale", groups),
         )
 
@@ -196,6 +197,15 @@ class BitViewer(base.Controller):
         if name == "byte" and "byte" in self.__dict__:  # the slider has a stop for b3, which W3 lacks
             value = min(int(value), self.code_bits - 1)
         super().__setattr__(name, value)
+
+    @property
+    def stored_offset(self) -> float | str:
+        """The offset as the drop-down names it: a drop-down takes None for "nothing chosen"."""
+        return _NO_OFFSET if self.offset is None else self.offset
+
+    @stored_offset.setter
+    def stored_offset(self, value: float | str) -> None:
+        self.offset = None if isinstance(value, str) else value
 
     def set_data(self, data: bytes) -> None:
         """Set all bytes at once, b0 first; the codes follow."""
@@ -314,7 +324,7 @@ class BitViewer(base.Controller):
         style = "border-collapse:collapse;font-size:13px;color:inherit"
         return (
             f'<div style="max-width:744px;background:white;color:#22262B;padding:4px">{self.picture()}'
-            f'<p style="margin:8px 0">{self.text()}</p>'
+            f'<p style="margin:8px 0;line-height:1.4">{self.text()}</p>'
             f'<table style="{style}"><thead><tr>{head}</tr></thead>'
             f"<tbody>{rows}</tbody></table></div>"
         )

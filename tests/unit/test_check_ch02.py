@@ -46,7 +46,7 @@ def test_a_blank_is_not_attempted(name: str, blank: Any) -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if callable(getattr(reference, name))])
 def test_a_function_that_returns_nothing_is_not_attempted(name: str) -> None:
     parameters = inspect.signature(getattr(reference, name)).parameters
-    scope: dict[str, Any] = {}
+    scope: dict[str, Any] = {"__name__": "a_notebook"}
     exec(f"def {name}({', '.join(parameters)}):\n    x = {next(iter(parameters))}\n", scope)
     assert check.find(name)(scope[name]).state == "not attempted"
 
@@ -182,6 +182,20 @@ def test_par_of_the_layout_is_the_best_there_is() -> None:
                 if stored.bits_per_weight <= ch02.BUDGET_BITS:
                     found.append(ch02.relative_error(weight, stored.dequantize()))
     assert round(min(found), 1) == check.find("best_layout").par
+
+
+def test_stand_in_weights_show_what_the_chapter_says() -> None:
+    weights = ch02.stand_in_weights()
+    assert {name: tuple(weight.shape)[1] for name, weight in weights.items()} == {
+        "head": 576,
+        "up": 576,
+        "down": 1536,
+    }
+    errors = {}
+    for name in ("head", "up"):
+        stored = quantize(weights[name], "w4", 32, offset=True)
+        errors[name] = ch02.relative_error(weights[name], stored.dequantize())
+    assert errors["up"] < 0.1 < 5 < errors["head"]
 
 
 def test_relative_error() -> None:

@@ -81,7 +81,7 @@ def test_weights_and_bits_per_weight() -> None:
     viewer = BitViewer("w4", (-8, 7, 0, 1, 2, 3, 4, 5), scale=0.5, offset=0.25, group_size=64)
     assert viewer.weights[:3] == (-3.75, 3.75, 0.25)
     assert viewer.bits_per_weight == 4.5
-    viewer.update(offset=None, group_size="row")
+    viewer.update(stored_offset="none", group_size="row")
     assert viewer.bits_per_weight == pytest.approx(packed_bytes("w4", 1, 576, "row") * 8 / 576)
 
 
@@ -122,7 +122,9 @@ def test_a_wrong_state_is_refused_by_name(wrong: dict[str, object]) -> None:
     assert caught.value.argument == next(iter(wrong))
 
 
-@pytest.mark.parametrize("wrong", [{"code": 9}, {"byte_value": 256}, {"offset": 0.3}, {"format": "w5"}])
+@pytest.mark.parametrize(
+    "wrong", [{"code": 9}, {"byte_value": 256}, {"stored_offset": 0.3}, {"format": "w5"}]
+)
 def test_a_control_takes_only_its_values(wrong: dict[str, object]) -> None:
     viewer = BitViewer()
     with pytest.raises(InputError):
@@ -157,7 +159,7 @@ def test_text_spells_out_the_sign_and_the_weight() -> None:
     assert "5 ≥ 4, so q = 5 − 8 = −3" in text
     assert "−3 × 0.050 = −0.150" in text
     assert "3 + 16 / 32 = 3.500" in text
-    viewer.update(selected=6, offset=-0.2)
+    viewer.update(selected=6, stored_offset=-0.2)
     assert "0 × 0.050 + (−0.200) = −0.200" in viewer.text()
     assert "3 + (16 + 16) / 32 = 4.000" in viewer.text()
 
@@ -177,6 +179,7 @@ def test_table_names_all_codes_and_marks_one() -> None:
 def test_view_moves_all_inputs_together() -> None:
     viewer = BitViewer()
     view = View(viewer)
+    assert view.inputs["stored_offset"].label == "none"
     view.inputs["byte_value"].value = 255
     assert viewer.codes[:2] == (-1, -1)
     assert "b0 = 0xFF = 255" in view.output.value
@@ -191,6 +194,10 @@ def test_view_moves_all_inputs_together() -> None:
     view.inputs["byte"].value = 3
     view.inputs["format"].value = "w3"
     assert view.inputs["byte"].value == 2
+    view.inputs["stored_offset"].value = 0.1
+    assert viewer.offset == 0.1
+    view.inputs["stored_offset"].value = "none"
+    assert viewer.offset is None
     assert 'role="alert"' not in view.output.value
 
 
