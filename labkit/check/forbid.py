@@ -49,7 +49,8 @@ def _used_names(item: Any, seen: set[int]) -> Iterator[str]:
     if id(item) in seen:
         return
     seen.add(id(item))
-    if item.__module__.split(".")[0] == "labkit":
+    # A function from a bare exec has no module.
+    if (item.__module__ or "").split(".")[0] == "labkit":
         yield item.__name__
     names: set[str] = set()
     for code in _codes(item.__code__):

@@ -32,6 +32,7 @@ def swap_linear(model, name, format, group_size):
     old = getattr(owner, last)
     bias = None if old.bias is None else old.bias.detach()
     setattr(owner, last, QuantLinear(quantize(old.weight.detach(), format, group_size), bias))
+    return model
 
 
 # An MLP part is three times as large as an attention part: what counts is damage for each byte.
