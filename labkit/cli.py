@@ -29,8 +29,13 @@ app.add_typer(notebook_app, name="notebook")
 Source = Annotated[
     str | None, typer.Option("--model", help="GGUF file, Hugging Face folder or labkit folder.")
 ]
-Bits = Annotated[str | None, typer.Option("--bits", help="Requantise on load: w4, w3, mixed, q8 or none.")]
-Group = Annotated[str, typer.Option("--group", help="Group size: 16, 32, 64, 128 or row.")]
+Bits = Annotated[
+    str | None, typer.Option("--bits", help="Convert on load: w4, w3, mixed, q8 or none (float).")
+]
+Group = Annotated[
+    str | None,
+    typer.Option("--group", help="Group size: 16, 32, 64, 128 or row. [default: the source's own, else 32]"),
+]
 Offset = Annotated[
     bool, typer.Option("--offset/--no-offset", help="Asymmetric: an offset beside each scale.")
 ]
@@ -61,7 +66,7 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="What to say to the model.")],
     model: Source = None,
     bits: Bits = None,
-    group: Group = "32",
+    group: Group = None,
     offset: Offset = False,
     max_tokens: Annotated[int, typer.Option("--max-tokens", help="Stop after this many new tokens.")] = 128,
     temperature: Annotated[float, typer.Option("--temperature", help="0 takes the likeliest token.")] = 0.0,
@@ -92,7 +97,7 @@ def perplexity(
     file: Annotated[Path | None, typer.Argument(help="UTF-8 text; default: the corpus in data/.")] = None,
     model: Source = None,
     bits: Bits = None,
-    group: Group = "32",
+    group: Group = None,
     offset: Offset = False,
     max_tokens: Annotated[int, typer.Option("--max-tokens", help="Read at most this many tokens.")] = 2048,
     sweep: Annotated[
@@ -113,8 +118,10 @@ def perplexity(
 def quantize(
     src: Annotated[Path, typer.Argument(help="Hugging Face folder or GGUF file.")],
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
-    bits: Annotated[str, typer.Option("--bits", help="w4, w3, mixed or q8.")] = "w4",
-    group: Group = "32",
+    bits: Annotated[
+        str, typer.Option("--bits", help="w4, w3, mixed, q8, keep (convert exactly) or none (float).")
+    ] = "w4",
+    group: Group = None,
     offset: Offset = False,
     layers: Annotated[
         list[str] | None, typer.Option("--layer", help="PATTERN=FORMAT, for --bits mixed.")

@@ -54,7 +54,9 @@ def render_chat(
             eos_token=eos_token,
         )
     except Exception as error:  # a template is a program of the model file: anything may go wrong in it
-        raise InputError("messages", f"chat template: {error}", "messages the model's template takes") from error
+        raise InputError(
+            "messages", f"chat template: {error}", "messages the model's template takes"
+        ) from error
 
 
 def check_messages(messages: object) -> None:
@@ -62,5 +64,7 @@ def check_messages(messages: object) -> None:
     good = isinstance(messages, Sequence) and not isinstance(messages, str) and len(messages) > 0
     require(good, "messages", repr(messages)[:80], 'a list of {"role": ..., "content": ...}')
     for i, message in enumerate(messages):  # type: ignore[arg-type, var-annotated]
-        fine = isinstance(message, Mapping) and all(isinstance(message.get(k), str) for k in ("role", "content"))
+        fine = isinstance(message, Mapping) and all(
+            isinstance(message.get(k), str) for k in ("role", "content")
+        )
         require(fine, f"messages[{i}]", repr(message)[:80], "a mapping with text under role and content")

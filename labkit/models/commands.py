@@ -26,7 +26,7 @@ class Loading:
 
     source: str | None
     bits: str | None
-    group: str
+    group: str | None
     offset: bool
     device: str
     dtype: str
@@ -50,9 +50,9 @@ class Loading:
         )
 
 
-def group_size(text: str) -> int | str:
-    """ "64" to 64, "row" to "row"; what else is not a group size is refused."""
-    if text == "row":
+def group_size(text: str | None) -> int | str | None:
+    """ "64" to 64, "row" to "row", None to None; what else is not a group size is refused."""
+    if text is None or text == "row":
         return text
     try:
         value = int(text)
@@ -144,7 +144,7 @@ def read_text(path: Path) -> str:
 
 
 def quantize(
-    src: Path, out: Path, *, bits: str, group: str, offset: bool, layers: list[str], resume: bool
+    src: Path, out: Path, *, bits: str, group: str | None, offset: bool, layers: list[str], resume: bool
 ) -> None:
     """Quantise a checkpoint with a progress bar in bytes of the source."""
     from labkit.models.quantize_checkpoint import QuantizeProgress, quantize_checkpoint

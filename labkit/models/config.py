@@ -76,7 +76,9 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         if self.architecture not in ARCHITECTURES:
-            raise ModelFileError("architecture", repr(self.architecture), "one of " + ", ".join(ARCHITECTURES))
+            raise ModelFileError(
+                "architecture", repr(self.architecture), "one of " + ", ".join(ARCHITECTURES)
+            )
         for name, most in _LIMITS.items():
             value = getattr(self, name)
             if not _is_int(value) or not 1 <= value <= most:
@@ -213,11 +215,8 @@ class ModelConfig:
             )
         if get("expert_count", 0):
             raise ModelFileError(prefix + "expert_count", get("expert_count"), "no mixture of experts")
-        eos = [
-            metadata.get(f"tokenizer.ggml.{kind}_token_id")
-            for kind in ("eos", "eot", "eom")
-            if metadata.get(f"tokenizer.ggml.{kind}_token_id") is not None
-        ]
+        ends = (metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom"))
+        eos = [end for end in ends if end is not None]
         context = need("context_length")
         return cls(
             architecture=architecture,
@@ -278,7 +277,7 @@ def _check_rope_scaling(scaling: dict[str, Any] | None, head_dim: int) -> None:
     if kind not in ROPE_TYPES:
         raise ModelFileError("rope_scaling type", repr(kind), "default, " + ", ".join(ROPE_TYPES))
     for key in _ROPE_NUMBERS[kind]:
-        value = scaling.get(key)
+        value: Any = scaling.get(key)
         if not _is_number(value) or value <= 0:
             raise ModelFileError(f"rope_scaling {key}", repr(value), f"a number above 0 for {kind!r}")
     if kind == "llama3" and scaling["high_freq_factor"] <= scaling["low_freq_factor"]:

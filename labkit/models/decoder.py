@@ -7,6 +7,7 @@ D head width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from labkit.nn.linear import QuantLinear
 from labkit.nn.norms import RMSNorm
 from labkit.nn.rope import Rotary, rotate
 from labkit.quant.formats import GroupedWeight, QuantWeight, concat_rows
+from labkit.quant.packing import describe
 
 _QUANTISED = (QuantWeight, GroupedWeight)
 
@@ -80,7 +82,7 @@ class Projection(nn.Module):
     def named_weights(self) -> Iterator[tuple[str, Weight]]:
         """The matrices and biases again, one by one, under their canonical names."""
         for name, part, start, stop in self.places:
-            linear = self.parts[part]
+            linear: Any = self.parts[part]
             weight = linear.weight
             if start or stop != weight.shape[0]:
                 if isinstance(weight, _QUANTISED):
@@ -99,7 +101,7 @@ class Layer(nn.Module):
         self,
         config: ModelConfig,
         index: int,
-        weights: Mapping[str, Weight],
+        weights: Mapping[str, Any],
         *,
         device: torch.device,
         dtype: torch.dtype,
@@ -131,7 +133,7 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, cache: KVCache | None
     ) -> Tensor:
-        """x [B, T, d]; cos and sin [T, D]; mask [T, S] when a chunk follows cached positions."""
+        """x [B, T, d]; cos and sin [T, 1, D]; mask [T, S] when a chunk follows cached positions."""
         x = x + self._attention(self.input_norm(x), cos, sin, mask, cache)
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
         return x + self.down(F.silu(gate).mul_(up))
@@ -171,15 +173,15 @@ class Decoder(nn.Module):
     def __init__(
         self,
         config: ModelConfig,
-        weights: Mapping[str, Weight],
+        weights: Mapping[str, Any],
         *,
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
         fuse: bool = True,
     ) -> None:
         super().__init__()
-        floats = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-        require(dtype in floats, "dtype", dtype, "float16, bfloat16, float32 or float64")
+        floats = (torch.float16, torch.bfloat16, torch.float32)
+        require(dtype in floats, "dtype", dtype, "float16, bfloat16 or float32")
         check_weights(config, weights, "weights")
         self.config, self.dtype, self.device = config, dtype, torch.device(device)
         self.layers = nn.ModuleList(
@@ -279,21 +281,28 @@ class Decoder(nn.Module):
                 yield prefix + "self_attn.k_norm.weight", module.k_norm.weight.detach()
         yield FINAL_NORM, self.norm.weight.detach()
         if not self.config.tie_word_embeddings:
-            weight = self.head_linear.weight
+            weight: Any = self.head_linear.weight
             yield HEAD, weight.detach() if isinstance(weight, Tensor) else weight
 
     def weight_bytes(self) -> int:
         """Bytes of all weights as stored (packed codes, scales, offsets), dense copies not counted."""
-        return sum(weight.nbytes for _, weight in self.named_weights())
+        total = self.embedding.nbytes
+        for module in self.modules():
+            tied = self.config.tie_word_embeddings and module is self.head_linear
+            if isinstance(module, DenseLinear | QuantLinear | RMSNorm) and not tied:
+                bias = getattr(module, "bias", None)
+                total += module.weight.nbytes + (0 if bias is None else bias.nbytes)
+        return total
 
     def _check_tokens(self, tokens: Tensor) -> None:
         good = isinstance(tokens, Tensor) and tokens.dtype == torch.int64 and tokens.ndim == 2
         if not good or tokens.numel() == 0:
-            got = f"{tokens.dtype} {list(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
-            raise InputError("tokens", got, "int64 [B, T] with B and T at least 1")
+            raise InputError("tokens", describe(tokens), "int64 [B, T] with B and T at least 1")
         low, high = (int(v) for v in tokens.aminmax())
         if low < 0 or high >= self.config.vocab_size:
-            raise InputError("tokens", f"ids from {low} to {high}", f"ids from 0 to {self.config.vocab_size - 1}")
+            raise InputError(
+                "tokens", f"ids from {low} to {high}", f"ids from 0 to {self.config.vocab_size - 1}"
+            )
 
 
 def _places(names: Sequence[str], rows: Sequence[int]) -> list[tuple[str, int, int, int]]:
@@ -304,7 +313,7 @@ def _places(names: Sequence[str], rows: Sequence[int]) -> list[tuple[str, int, i
     return places
 
 
-def _join(weights: Sequence[Weight]) -> Weight | None:
+def _join(weights: Sequence[Any]) -> Weight | None:
     """One weight with the rows of all, or None when their formats differ."""
     if all(isinstance(weight, Tensor) for weight in weights):
         return torch.cat(list(weights)) if len({weight.dtype for weight in weights}) == 1 else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any, TypeAlias
 
 import torch
 
@@ -13,7 +13,7 @@ from labkit.errors import InputError, require
 from labkit.models.model import Model
 from labkit.models.sampling import Sampler
 
-Prompt = Union[str, Sequence[Mapping[str, str]], Sequence[int]]
+Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
 
 _PREFILL_CHUNK = 512  # bounds the activations of a long prompt
 
@@ -99,10 +99,17 @@ def generate(
     ids = prompt_ids(model, prompt, chat=chat)
     context = model.config.max_position_embeddings
     require(
-        len(ids) < context, "prompt", f"{len(ids)} tokens", f"fewer than the context of {context}", "shorten it"
+        len(ids) < context,
+        "prompt",
+        f"{len(ids)} tokens",
+        f"fewer than the context of {context}",
+        "shorten it",
     )
     stats = Stats(len(ids), [])
-    return Generation(_pieces(model, ids, min(max_tokens, context - len(ids)), max_tokens, sampler, stats, stop_at_eos), stats)
+    return Generation(
+        _pieces(model, ids, min(max_tokens, context - len(ids)), max_tokens, sampler, stats, stop_at_eos),
+        stats,
+    )
 
 
 def prompt_ids(model: Model, prompt: Prompt, *, chat: bool = True) -> list[int]:
@@ -125,7 +132,11 @@ def prompt_ids(model: Model, prompt: Prompt, *, chat: bool = True) -> list[int]:
                     "text that encodes to at least one token",
                     "write a prompt; some control bytes have no token in this vocabulary",
                 )
-            ids = tokenizer.apply_chat([{"role": "user", "content": prompt}]) if chat else tokenizer.encode(prompt)
+            ids = (
+                tokenizer.apply_chat([{"role": "user", "content": prompt}])
+                if chat
+                else tokenizer.encode(prompt)
+            )
     if not ids:
         raise InputError("prompt", "no tokens", "at least one token")
     return ids

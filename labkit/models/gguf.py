@@ -83,7 +83,9 @@ def load_gguf(path: str | Path) -> ModelFile:
     except ModelFileError as error:
         if error.argument == str(path):
             raise
-        raise ModelFileError(f"{path}: {error.argument}", error.received, error.expected, error.fix) from error
+        raise ModelFileError(
+            f"{path}: {error.argument}", error.received, error.expected, error.fix
+        ) from error
     except InputError as error:
         raise ModelFileError(f"{path}: {error.argument}", error.received, error.expected) from error
     info = {
@@ -113,7 +115,9 @@ def _named(header: Header, path: str) -> dict[str, TensorInfo]:
         else:
             architecture = header.metadata.get("general.architecture")
             raise ModelFileError(
-                path, f"a tensor {name!r} (architecture {architecture!r})", "tensors of a Llama, Qwen2 or Qwen3"
+                path,
+                f"a tensor {name!r} (architecture {architecture!r})",
+                "tensors of a Llama, Qwen2 or Qwen3",
             )
     return named
 
@@ -123,7 +127,11 @@ def _config(header: Header, tensors: Mapping[str, TensorInfo], path: str) -> Mod
         raise ModelFileError(path, "no tensor 'token_embd.weight'", "an embedding")
     biases = {
         kind
-        for kind, part in (("qkv", "self_attn.q_proj"), ("output", "self_attn.o_proj"), ("mlp", "mlp.up_proj"))
+        for kind, part in (
+            ("qkv", "self_attn.q_proj"),
+            ("output", "self_attn.o_proj"),
+            ("mlp", "mlp.up_proj"),
+        )
         if f"model.layers.0.{part}.bias" in tensors
     }
     return ModelConfig.from_gguf(
@@ -138,7 +146,9 @@ def _with_frequencies(config: ModelConfig, info: TensorInfo, data: np.ndarray) -
     """The file's own RoPE divisors (Llama 3) as a scaling of type "factors"."""
     if info.type != "F32" or info.shape != (config.head_dim // 2,) or config.rope_scaling is not None:
         raise ModelFileError(
-            info.name, f"{info.type} {list(info.shape)}", f"F32 [{config.head_dim // 2}] and no other RoPE scaling"
+            info.name,
+            f"{info.type} {list(info.shape)}",
+            f"F32 [{config.head_dim // 2}] and no other RoPE scaling",
         )
     factors = [float(value) for value in _raw(info, data).view("<f4").reshape(-1)]
     return replace(config, rope_scaling={"rope_type": "factors", "factors": factors})
@@ -154,7 +164,9 @@ def _check_shapes(config: ModelConfig, tensors: Mapping[str, TensorInfo], path: 
         )
     for name, info in tensors.items():
         if name not in expected:
-            raise ModelFileError(path, f"a tensor {info.name!r}", f"tensors of {config.num_layers} layers only")
+            raise ModelFileError(
+                path, f"a tensor {info.name!r}", f"tensors of {config.num_layers} layers only"
+            )
         if info.shape != expected[name]:
             raise ModelFileError(
                 path, f"{info.name!r} of shape {list(info.shape)}", f"shape {list(expected[name])}"
@@ -204,8 +216,8 @@ def _decode(info: TensorInfo, raw: np.ndarray) -> Weight:
         return GroupedWeight.from_rows("q8_0", codes, torch.from_numpy(scales.astype(np.float32)))
     start = 2 if info.type == "Q4_0" else 4
     pairs = blocks[..., start:]  # [N, K/32, 16]: elements 0..15 are low nibbles, 16..31 high ones
-    codes = np.concatenate((pairs & 15, pairs >> 4), -1).view(np.int8)
-    codes -= 8
+    nibbles = np.concatenate((pairs & 15, pairs >> 4), -1).view(np.int8)
+    nibbles -= 8
     offset = None
     if info.type == "Q4_1":
         # Two FP16 numbers add exactly in float64; the float32 is the one rounding, almost always none.
@@ -213,7 +225,7 @@ def _decode(info: TensorInfo, raw: np.ndarray) -> Weight:
         offset = torch.from_numpy(total.astype(np.float32))
     return QuantWeight.from_codes(
         "w4",
-        torch.from_numpy(codes.reshape(info.shape)),
+        torch.from_numpy(nibbles.reshape(info.shape)),
         torch.from_numpy(scales),
         offset,
         group_size=_GROUP,
@@ -232,6 +244,8 @@ def _tokenizer(metadata: Mapping[str, Any], path: Path, config: ModelConfig) -> 
     tokenizer = Tokenizer.from_gguf(metadata)
     if tokenizer.vocab_size > config.vocab_size:
         raise ModelFileError(
-            "tokenizer.ggml.tokens", f"{tokenizer.vocab_size} tokens", f"at most {config.vocab_size} (embedding rows)"
+            "tokenizer.ggml.tokens",
+            f"{tokenizer.vocab_size} tokens",
+            f"at most {config.vocab_size} (embedding rows)",
         )
     return tokenizer

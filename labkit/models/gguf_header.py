@@ -90,7 +90,9 @@ def read_header(path: Path) -> Header:
     try:
         with path.open("rb") as file:
             if path.stat().st_size < 24:
-                raise ModelFileError(str(path), f"{path.stat().st_size} bytes", "a GGUF file (24 bytes or more)")
+                raise ModelFileError(
+                    str(path), f"{path.stat().st_size} bytes", "a GGUF file (24 bytes or more)"
+                )
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
                 return _Scan(view, str(path)).header()
     except OSError as error:
@@ -128,19 +130,25 @@ class _Scan:
         return Header(version, metadata, self.placed(raw, data, alignment))
 
     def bad(self, received: str, expected: str) -> NoReturn:
-        raise ModelFileError(self.path, received, expected, "the file is damaged or unsupported: get it again")
+        raise ModelFileError(
+            self.path, received, expected, "the file is damaged or unsupported: get it again"
+        )
 
     def take(self, count: int, what: str) -> int:
         """Move past ``count`` bytes; return where they start."""
         start = self.at
         if count > self.size - start:
-            self.bad(f"{what} of {count:,} bytes at {start:,}", f"at most the {self.size - start:,} bytes left")
+            self.bad(
+                f"{what} of {count:,} bytes at {start:,}", f"at most the {self.size - start:,} bytes left"
+            )
         self.at = start + count
         return start
 
     def fits(self, count: int, least: int, what: str) -> None:
         if count * least > self.size - self.at:
-            self.bad(f"a header that claims {count:,} {what}", f"what fits into {self.size - self.at:,} bytes")
+            self.bad(
+                f"a header that claims {count:,} {what}", f"what fits into {self.size - self.at:,} bytes"
+            )
 
     def number(self, code: str, what: str) -> Any:
         return struct.unpack_from(code, self.view, self.take(struct.calcsize(code), what))[0]
@@ -207,7 +215,9 @@ class _Scan:
                 self.bad(f"the tensor {name!r} twice", "each tensor once")
             block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
             if min(shape) < 1 or shape[-1] % block:
-                self.bad(f"{name!r} of shape {list(shape)} as {kind}", f"rows of a multiple of {block} elements")
+                self.bad(
+                    f"{name!r} of shape {list(shape)} as {kind}", f"rows of a multiple of {block} elements"
+                )
             nbytes = math.prod(shape) // block * block_bytes
             if offset % alignment:
                 self.bad(f"{name!r} at offset {offset:,}", f"a multiple of {alignment}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from labkit.models.tokenizer import Tokenizer
     from labkit.quant.formats import GroupedWeight, QuantWeight
 
-    Weight = Union[torch.Tensor, QuantWeight, GroupedWeight]
+    Weight: TypeAlias = torch.Tensor | QuantWeight | GroupedWeight
 else:
     Weight = Any
 
@@ -83,7 +83,7 @@ class Model:
 
 
 def layer_prefix(layer: int) -> str:
-    """"model.layers.{layer}." """
+    """ "model.layers.{layer}." """
     return f"model.layers.{layer}."
 
 

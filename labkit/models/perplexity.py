@@ -71,7 +71,9 @@ def perplexity(
     ):
         whole = isinstance(value, int) and not isinstance(value, bool)
         upper = math.inf if high is None else high
-        expected = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
+        expected = (
+            f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
+        )
         require(whole and low <= value <= upper, name, repr(value), expected)
     if text is None:
         text = corpus_text()

