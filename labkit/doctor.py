@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -139,16 +138,6 @@ def main(arguments: list[str] | None = None) -> int:
         encoding = sys.stdout.encoding or "ascii"
         print(text.encode(encoding, "replace").decode(encoding))
     return 1 if report.problems else 0
-
-
-def environment() -> dict[str, Any]:
-    """The few facts that a result file records about where it was made."""
-    return {
-        "labkit": __version__,
-        "python": platform.python_version(),
-        "system": platform.platform(),
-        "machine": platform.machine(),
-    }
 
 
 if __name__ == "__main__":

@@ -58,5 +58,14 @@ def _git(root: Path, *args: str) -> subprocess.CompletedProcess[str]:
 
 def facts() -> dict[str, Any]:
     """The fields that every chapter's entry of ``summary.json`` carries."""
-    machine = {"system": platform.system(), "machine": platform.machine(), "cpus": os.cpu_count()}
+    from labkit.probes.gpus import installed_driver
+
+    driver = installed_driver()
+    machine = {
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "gpus": [gpu.name for gpu in driver.gpus],
+        "driver": driver.version,
+    }
     return {"versions": versions(), "commit": commit(), "machine": machine}
