@@ -37,7 +37,11 @@ Group = Annotated[
     typer.Option("--group", help="Group size: 16, 32, 64, 128 or row. [default: the source's own, else 32]"),
 ]
 Offset = Annotated[
-    bool, typer.Option("--offset/--no-offset", help="Asymmetric: an offset beside each scale.")
+    bool,
+    typer.Option(
+        "--offset/--no-offset",
+        help="An offset beside each scale; measure it, at w3 it can hurt (chapter 09).",
+    ),
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="Activations: float32, bfloat16 or float16.")]
