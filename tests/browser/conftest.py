@@ -1,7 +1,9 @@
-"""One JupyterLab server and one Chromium for all browser tests of a session.
+"""One JupyterLab server and one Chromium for the browser tests of a module.
 
 The server is the installed ``jupyter lab`` with folders of its own: it sees copies of the notebooks, this
 checkout on ``PYTHONPATH``, and nothing of the user's settings. A test opens a chapter in a fresh page.
+They end with the module: Playwright keeps an event loop running in the thread, in which later tests could
+not call ``asyncio.run``.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ BROKEN_WIDGET = re.compile(
 ABOUT_WIDGETS = re.compile(r"widget|jupyter-widgets|comm ", re.I)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> str:
     """Path of an installed Chromium."""
     found = next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
@@ -64,7 +66,7 @@ class Server:
         return f"{self.url}lab/tree/{notebook}?reset&token={self.token}"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def lab_server(chromium: str, checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """JupyterLab on a free port of this machine, with folders of its own."""
     home = tmp_path_factory.mktemp("lab")
@@ -129,7 +131,7 @@ def _wait_for_server(process: subprocess.Popen[bytes], home: Path) -> str:
     pytest.fail(f"JupyterLab did not start in {SERVER_SECONDS} s:\n{log[-3000:]}")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser(chromium: str) -> Iterator[Any]:
     """One headless Chromium."""
     from playwright.sync_api import sync_playwright
