@@ -17,9 +17,10 @@ Block layouts: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,50 +54,94 @@ _LAYER_TENSOR = re.compile(r"^blk\.(0|[1-9]\d{0,3})\.([a-z_]+)\.(weight|bias)$")
 _FREQUENCIES = "rope_freqs.weight"
 
 
-def load_gguf(path: str | Path) -> ModelFile:
-    """Load a Llama, Qwen2 or Qwen3 model from a GGUF file.
+class GgufFile:
+    """An open GGUF model: its header is checked, its weights are read one at a time.
 
-    Args:
-        path: the file. A ``tokenizer.json`` beside it is used when the file's own tokenizer is absent.
-
-    Returns:
-        Weights under canonical names, q and k rows in half-split RoPE order (the Llama files of GGUF
-        interleave them; rows are moved while still packed). ``info`` adds "bytes" and "types".
+    Attributes:
+        path: the file.
+        config: the architecture.
+        info: what :class:`ModelFile` says of its source.
 
     Raises:
         MissingModelError: no such file.
-        ModelFileError: one clear sentence on what is damaged or unsupported; nothing is returned.
+        ModelFileError: one clear sentence on what is damaged or unsupported.
     """
-    path = Path(path)
-    header = read_header(path)
-    tensors = _named(header, str(path))
-    frequencies = tensors.pop(_FREQUENCIES, None)
-    data = np.memmap(path, np.uint8, "c")
-    try:
-        config = _config(header, tensors, str(path))
-        if frequencies is not None:
-            config = _with_frequencies(config, frequencies, data)
-        _check_shapes(config, tensors, str(path))
-        weights = {name: _weight(name, info, data, config) for name, info in tensors.items()}
-        check_weights(config, weights, str(path))
-        tokenizer = _tokenizer(header.metadata, path, config)
-    except ModelFileError as error:
-        if error.argument == str(path):
-            raise
-        raise ModelFileError(
-            f"{path}: {error.argument}", error.received, error.expected, error.fix
-        ) from error
-    except InputError as error:
-        raise ModelFileError(f"{path}: {error.argument}", error.received, error.expected) from error
-    info = {
-        "source": str(path),
-        "format": "gguf",
-        "name": str(header.metadata.get("general.name") or path.stem),
-        "bytes": path.stat().st_size,
-        "types": dict(Counter(info.type for info in header.tensors.values())),
-        "license": header.metadata.get("general.license"),
-    }
-    return ModelFile(config, weights, tokenizer, info)
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        header = read_header(self.path)
+        self._metadata = header.metadata
+        self._data = np.memmap(self.path, np.uint8, "c")
+        with self._naming_the_file():
+            self._tensors = _named(header, str(self.path))
+            frequencies = self._tensors.pop(_FREQUENCIES, None)
+            self.config = _config(header, self._tensors, str(self.path))
+            if frequencies is not None:
+                self.config = _with_frequencies(self.config, frequencies, self._data)
+            _check_shapes(self.config, self._tensors, str(self.path))
+        self.info: dict[str, Any] = {
+            "source": str(self.path),
+            "format": "gguf",
+            "name": str(header.metadata.get("general.name") or self.path.stem),
+            "bytes": self.path.stat().st_size,
+            "types": dict(Counter(info.type for info in header.tensors.values())),
+            "license": header.metadata.get("general.license"),
+        }
+
+    @property
+    def names(self) -> list[str]:
+        """Canonical names in the order of the file."""
+        return list(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of weight ``name``."""
+        return self._tensors[name].shape
+
+    def nbytes(self, name: str) -> int:
+        """Bytes of weight ``name`` in the file."""
+        return self._tensors[name].nbytes
+
+    def read(self, name: str) -> Weight:
+        """One weight; a float one is mapped from the file, a quantised one is its exact repacked copy.
+
+        q and k rows of Llama files come in half-split RoPE order (GGUF interleaves them; rows are
+        moved while still packed).
+
+        Raises:
+            ModelFileError: NaN or infinity in it.
+        """
+        with self._naming_the_file():
+            return _weight(name, self._tensors[name], self._data, self.config)
+
+    def tokenizer(self) -> Tokenizer | None:
+        """The file's tokenizer; without one, that of a ``tokenizer.json`` beside it, or None."""
+        with self._naming_the_file():
+            return _tokenizer(self._metadata, self.path, self.config)
+
+    @contextlib.contextmanager
+    def _naming_the_file(self) -> Iterator[None]:
+        """Errors from inside name the file, once."""
+        try:
+            yield
+        except ModelFileError as error:
+            if error.argument == str(self.path):
+                raise
+            where = f"{self.path}: {error.argument}"
+            raise ModelFileError(where, error.received, error.expected, error.fix) from error
+        except InputError as error:
+            where = f"{self.path}: {error.argument}"
+            raise ModelFileError(where, error.received, error.expected) from error
+
+
+def load_gguf(path: str | Path) -> ModelFile:
+    """Load a Llama, Qwen2 or Qwen3 model from a GGUF file, whole; see :class:`GgufFile`.
+
+    ``info`` adds "bytes", "types" and "license". Nothing is returned when anything is wrong.
+    """
+    file = GgufFile(path)
+    weights = {name: file.read(name) for name in file.names}
+    check_weights(file.config, weights, str(file.path))
+    return ModelFile(file.config, weights, file.tokenizer(), file.info)
 
 
 def _named(header: Header, path: str) -> dict[str, TensorInfo]:

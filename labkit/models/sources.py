@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,8 +10,9 @@ from labkit import atomic
 from labkit.errors import MissingModelError, ModelFileError
 from labkit.models.checkpoint import MANIFEST
 from labkit.models.config import ModelConfig
+from labkit.models.gguf import GgufFile
 from labkit.models.hf import HfFolder, file_fingerprint
-from labkit.models.model import ModelFile, Weight, shape_of
+from labkit.models.model import Weight
 
 if TYPE_CHECKING:
     from labkit.models.tokenizer import Tokenizer
@@ -45,39 +45,13 @@ class WeightSource(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass
-class GgufSource:
-    """A GGUF file as a source; its quantised weights arrive exact."""
-
-    path: Path
-    file: ModelFile
-
-    @property
-    def config(self) -> ModelConfig:
-        """Architecture."""
-        return self.file.config
-
-    @property
-    def names(self) -> list[str]:
-        """Canonical names in the order of the file."""
-        return list(self.file.weights)
+class GgufSource(GgufFile):
+    """A GGUF file as a source: one weight at a time, quantised ones exact."""
 
     @property
     def name(self) -> str:
         """The model's name in the file."""
-        return str(self.file.info.get("name") or self.path.stem)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of weight ``name``."""
-        return shape_of(self.file.weights[name])
-
-    def nbytes(self, name: str) -> int:
-        """Bytes of weight ``name``."""
-        return int(self.file.weights[name].nbytes)
-
-    def read(self, name: str) -> Weight:
-        """One weight."""
-        return self.file.weights[name]
+        return str(self.info["name"])
 
     def where(self, name: str) -> str:
         """The file."""
@@ -89,11 +63,12 @@ class GgufSource:
 
     def companions(self, folder: Path) -> None:
         """Write the file's tokenizer as tokenizer.json and the files that go with it."""
-        if self.file.tokenizer is not None:
-            write_tokenizer(self.file.tokenizer, folder)
+        tokenizer = self.tokenizer()
+        if tokenizer is not None:
+            write_tokenizer(tokenizer, folder)
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Nothing to close: the mapping ends with the object."""
 
 
 def open_source(path: str | os.PathLike[str]) -> WeightSource:
@@ -124,9 +99,7 @@ def open_source(path: str | os.PathLike[str]) -> WeightSource:
             f"a file that begins with {magic!r}",
             "a GGUF file, or the folder that holds config.json and the safetensors",
         )
-    from labkit.models.gguf import load_gguf
-
-    return GgufSource(path, load_gguf(path))
+    return GgufSource(path)
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:

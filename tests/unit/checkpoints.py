@@ -151,9 +151,14 @@ GGUF_NAMES = {
 }
 
 
-def write_gguf(path: Path, config: dict[str, Any], state: dict[str, torch.Tensor]) -> Path:
-    """An F32 GGUF file of a Llama model without tokenizer; q and k rows interleaved as the format has it."""
-    from gguf import GGUFWriter
+def write_gguf(
+    path: Path, config: dict[str, Any], state: dict[str, torch.Tensor], *, kind: str = "F32"
+) -> Path:
+    """A GGUF file of a Llama model without tokenizer; q and k rows interleaved as the format has it.
+
+    ``kind`` is the type of the seven matrices of a layer; the rest is F32.
+    """
+    from gguf import GGMLQuantizationType, GGUFWriter, quants
 
     writer = GGUFWriter(str(path), "llama")
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
@@ -175,7 +180,11 @@ def write_gguf(path: Path, config: dict[str, Any], state: dict[str, torch.Tensor
         if stem.startswith("model.layers."):
             layer, rest = stem.split(".", 3)[2:]
             stem = f"blk.{layer}.{GGUF_NAMES[rest]}"
-        writer.add_tensor(f"{top.get(stem, stem)}.weight", np.ascontiguousarray(array))
+        array = np.ascontiguousarray(array)
+        stored = GGMLQuantizationType[kind if is_linear(name) else "F32"]
+        if stored != GGMLQuantizationType.F32:
+            array = quants.quantize(array, stored)
+        writer.add_tensor(f"{top.get(stem, stem)}.weight", array, raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
