@@ -96,3 +96,15 @@ def test_pins_fit_the_environment_that_runs_the_tests() -> None:
         if installed != pins()[canonicalize_name(requirement.name)]:
             wrong[requirement.name] = (installed, pins()[canonicalize_name(requirement.name)])
     assert not wrong
+
+
+def test_pins_admit_the_oldest_python_of_the_range() -> None:
+    """A distribution's stock Python is often an early patch release: Debian 12 has 3.11.2."""
+    from importlib import metadata
+
+    too_new = {}
+    for dist in metadata.distributions():
+        needs = dist.metadata["Requires-Python"]
+        if canonicalize_name(dist.name) in pins() and needs and not SpecifierSet(needs).contains("3.11.0"):
+            too_new[dist.name] = needs
+    assert not too_new
