@@ -136,10 +136,25 @@ def int4pack(x: Tensor, prepared: Int4Pack) -> Tensor:
     )
 
 
-def _int4_layout(weight: QuantWeight) -> Int4Pack:
-    codes = weight.codes().to(torch.int32)
-    codes += 8
-    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 2)
+def _int4_packed(weight: QuantWeight, rows: int) -> Tensor:
+    """The codes in torch's layout, uint8 [N, K/2], packed ``rows`` rows at a time.
+
+    torch packs int32 codes: the whole weight at once would take eight times its packed size. Its layout
+    is made of blocks of 32 or 64 rows, so pieces of a multiple of 64 rows stand side by side in it.
+    """
+    packed = torch.empty(weight.n, weight.k // 2, dtype=torch.uint8)
+    for start in range(0, weight.n, rows):
+        piece = torch.arange(start, min(start + rows, weight.n))
+        codes = weight.select_rows(piece).codes().to(torch.int32)
+        codes += 8
+        packed[start : start + rows] = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 2)
+    return packed
+
+
+def _int4_layout(weight: QuantWeight, temp_bytes: int) -> Int4Pack:
+    # Per code: int32 and int8 codes, and packed bytes twice, are alive together.
+    rows = max(64, temp_bytes // (7 * weight.k) // 64 * 64)
+    packed = _int4_packed(weight, rows)
     zeros = torch.zeros_like(weight.scales) if weight.offset is None else weight.offset
     both = torch.stack([weight.scales.t().bfloat16(), zeros.t().bfloat16()], dim=-1).contiguous()
     return Int4Pack(packed, both, weight.group_size, weight.k_order)
@@ -160,13 +175,16 @@ def _int4_error(prepared: Int4Pack, weight: QuantWeight) -> tuple[float, float]:
 def int4pack_missing() -> str:
     """Why this torch cannot run int4pack, or an empty string; probed once with a small weight."""
     generator = torch.Generator().manual_seed(0)
-    codes = torch.randint(-8, 8, (32, 64), generator=generator).to(torch.int8)
-    scales = (torch.rand(32, 2, generator=generator) + 0.5).half()
+    codes = torch.randint(-8, 8, (144, 64), generator=generator).to(torch.int8)
+    scales = (torch.rand(144, 2, generator=generator) + 0.5).half()
     weight = QuantWeight.from_codes("w4", codes, scales, -scales, group_size=32)
     try:
-        mine, plain = _int4_error(_int4_layout(weight), weight)
+        mine, plain = _int4_error(_int4_layout(weight, 1 << 20), weight)
+        pieces = torch.equal(_int4_packed(weight, 64), _int4_packed(weight, weight.n))
     except (AttributeError, RuntimeError, NotImplementedError) as error:
         return f"torch {torch.__version__} does not run it here: {str(error).splitlines()[0]}"
+    if not pieces:
+        return f"torch {torch.__version__} packs rows in another layout here"
     return "" if mine <= 2 * plain else f"error {mine:.3g} in its probe, {plain:.3g} by plain bfloat16"
 
 
@@ -190,7 +208,7 @@ def _prepare_int4(request: Request) -> Int4Pack:
     if not budget.take(size):
         raise Unavailable(f"its copy needs {size / 2**20:.1f} MiB, {budget.left / 2**20:.1f} MiB left")
     try:
-        prepared = _int4_layout(weight)
+        prepared = _int4_layout(weight, request.temp_bytes)
         mine, plain = _int4_error(prepared, weight)
     except BaseException:
         budget.give(size)

@@ -91,9 +91,9 @@ def generate(
     require(bool(prompt), "prompt", "empty text", "text that encodes to at least one token")
     require(max_tokens >= 1, "max_tokens", max_tokens, "a whole number of at least 1")
     Sampler(temperature, seed)
-    generation = run(
-        loading.load(), prompt, max_tokens=max_tokens, temperature=temperature, seed=seed, chat=chat
-    )
+    model = loading.load()
+    generation = run(model, prompt, max_tokens=max_tokens, temperature=temperature, seed=seed, chat=chat)
+    warm_up(model)
     for piece in generation:
         print(piece, end="", flush=True)
     print(flush=True)
@@ -105,6 +105,13 @@ def generate(
             f"stopped by {got.stop_reason}]"
         )
         print(line, file=sys.stderr)
+
+
+def warm_up(model: Any) -> None:
+    """One step on nothing: kernels prepare their layouts at first use, which is no speed of the model."""
+    import torch
+
+    model.decoder(torch.zeros(1, 1, dtype=torch.int64))
 
 
 def perplexity(file: Path | None, loading: Loading, *, max_tokens: int, sweep: bool) -> None:

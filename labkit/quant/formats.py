@@ -88,7 +88,7 @@ class QuantWeight:
             require(whole, "k_order", "not a permutation", f"each of 0..{self.k - 1} once")
             object.__setattr__(self, "k_order", order.contiguous())
         for name, tensor in self.tensors().items():
-            object.__setattr__(self, name, tensor.contiguous())
+            object.__setattr__(self, name, tensor.detach().contiguous())
 
     @classmethod
     def from_codes(

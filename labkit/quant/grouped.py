@@ -57,8 +57,8 @@ class GroupedWeight:
                 f"values {smallest}..{largest}",
                 f"{low}..{high} (q4_0)",
             )
-        object.__setattr__(self, "codes_t", self.codes_t.contiguous())
-        object.__setattr__(self, "scales_t", self.scales_t.contiguous())
+        object.__setattr__(self, "codes_t", self.codes_t.detach().contiguous())
+        object.__setattr__(self, "scales_t", self.scales_t.detach().contiguous())
 
     @classmethod
     def from_rows(cls, format: str, codes: Tensor, scales: Tensor) -> GroupedWeight:

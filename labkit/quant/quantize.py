@@ -64,6 +64,7 @@ def quantize(
         "float16, bfloat16 or float32 [N, K], not empty",
     )
     require(isinstance(offset, bool), "offset", repr(offset), "True or False")
+    weight = weight.detach()  # of a Parameter, scales would keep the whole autograd graph alive
     n, k = weight.shape
     group = resolve_group(format, k, group_size)
     kp = round_up(k, group)

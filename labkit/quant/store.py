@@ -1,7 +1,7 @@
 """Files of quantised weights: safetensors with metadata, written in one pass, read memory-mapped.
 
 A weight named ``a`` becomes the tensors ``a.packed``, ``a.scales``, ... The header's metadata says
-what they are: ``labkit.version`` (1), ``labkit.weights`` (JSON: name to format, n, k, group_size) and
+what they are: ``labkit.version`` (1), ``labkit.weights`` (JSON: name to format, n, k, group_size, parts) and
 ``labkit.metadata`` (JSON of the caller's own). Any safetensors reader can open the file.
 """
 
@@ -74,12 +74,15 @@ def save_quantized(
             parts = {name: weight}
         elif isinstance(weight, QuantWeight | GroupedWeight):
             parts = {f"{name}.{field}": tensor for field, tensor in weight.tensors().items()}
-            described[name] = weight.metadata()
+            described[name] = {**weight.metadata(), "parts": sorted(weight.tensors())}
         else:
             raise InputError(
                 f"weights[{name!r}]", type(weight).__name__, "a Tensor, QuantWeight or GroupedWeight"
             )
         for key, tensor in parts.items():
+            require(
+                key != "__metadata__", f"weights[{name!r}]", "a name safetensors reserves", "another name"
+            )
             require(key not in flat, f"weights[{name!r}]", f"a second tensor {key!r}", "distinct names")
             require(tensor.dtype in _DTYPE_NAMES, f"weights[{name!r}]", describe(tensor), "a storable dtype")
             flat[key] = tensor
@@ -125,7 +128,7 @@ def load_quantized(
             keys = set(file.keys())
             weights: dict[str, Weight] = {}
             for name, fields in described.items():
-                own = keys & {f"{name}.{field}" for field in _FIELDS}
+                own = keys & {f"{name}.{field}" for field in fields["parts"]}
                 keys -= own
                 if names is None or name in names:
                     tensors = {key.rpartition(".")[2]: file.get_tensor(key) for key in sorted(own)}
@@ -156,7 +159,7 @@ def _header(
             f"labkit format version {VERSION}",
             "labkit quantize SRC OUT makes one" if version is None else "update labkit",
         )
-    parts = []
+    objects = []
     for field in ("labkit.weights", "labkit.metadata"):
         try:
             value = json.loads(text[field])
@@ -164,11 +167,14 @@ def _header(
             raise ModelFileError(str(path), f"{field}: {error}", "a JSON object in the header") from error
         if not isinstance(value, dict):
             raise ModelFileError(str(path), f"{field}: {type(value).__name__}", "a JSON object in the header")
-        parts.append(value)
-    described, metadata = parts
+        objects.append(value)
+    described, metadata = objects
     for name, fields in described.items():
         if not isinstance(fields, dict):
             raise ModelFileError(str(path), f"{name}: {fields!r}", "format, n, k and group_size by weight")
+        parts = fields.get("parts")
+        if not isinstance(parts, list) or not all(part in _FIELDS for part in parts):
+            raise ModelFileError(str(path), f"{name}: parts {parts!r}", "names of " + ", ".join(_FIELDS))
     return described, metadata
 
 

@@ -327,7 +327,7 @@ def test_int4pack_is_the_choice_for_bfloat16_and_covers_every_code():
 
 def test_a_torch_without_int4pack_falls_back(monkeypatch):
     cpu.int4pack_missing.cache_clear()
-    monkeypatch.setattr(cpu, "_int4_layout", lambda weight: torch.ops.aten.no_such_operator(weight))
+    monkeypatch.setattr(cpu, "_int4_layout", lambda weight, temp: torch.ops.aten.no_such_operator(weight))
     try:
         layer = QuantLinear(weight_of())
         layer(input_of(1, 128, dtype=torch.bfloat16))
@@ -340,7 +340,11 @@ def test_a_torch_without_int4pack_falls_back(monkeypatch):
 def test_an_int4pack_that_computes_something_else_is_not_used(monkeypatch):
     real = cpu._int4_layout
     cpu.int4pack_missing.cache_clear()
-    shifted = lambda weight: real(weight)._replace(scales_and_zeros=real(weight).scales_and_zeros + 0.25)  # noqa: E731
+
+    def shifted(weight, temp):
+        layout = real(weight, temp)
+        return layout._replace(scales_and_zeros=layout.scales_and_zeros + 0.25)
+
     if why := cpu.int4pack_missing():
         pytest.skip(why)
     monkeypatch.setattr(cpu, "_int4_layout", shifted)

@@ -11,8 +11,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from labkit.kernels import cpu
 from labkit.nn.dispatch import DispatchTable
 from labkit.nn.linear import QuantLinear
+from labkit.nn.memory import MemoryBudget
 from labkit.quant import quantize
 
 FALLBACK = DispatchTable.from_params({"force": "dequant_matmul"})
@@ -70,14 +72,40 @@ def test_temporaries_of_the_fallback_stay_under_the_bound(format, dtype, m):
     assert whole.peak >= 8 * (1 << 20) - 400_000  # 2000 * 1000 * 4 bytes at the least
 
 
+@pytest.mark.skipif(bool(cpu.int4pack_missing()), reason="this torch has no int4 CPU kernel")
+@pytest.mark.parametrize("format", ["w4", "w3"])
+def test_temporaries_of_the_first_int4_call_stay_near_the_bound(format):
+    """The default for bfloat16: packing into torch's layout goes by rows, and the layout is counted."""
+    weight = quantize(torch.randn(2064, 1024, generator=torch.Generator().manual_seed(0)), format, 32)
+    budget = MemoryBudget(8 << 20)
+    layer = QuantLinear(weight, budget=budget, temp_bytes=1 << 20)
+    x = torch.randn(1, 1024).bfloat16()
+    with LiveBytes() as calls:
+        layer(x)
+    assert layer.last_choice.kernel == "int4pack"
+    # The whole as int32 would be 8 MiB. The check against float64 looks at a few rows and adds its own.
+    assert calls.peak - budget.used <= 3 << 20
+
+
+@pytest.mark.skipif(bool(cpu.int4pack_missing()), reason="this torch has no int4 CPU kernel")
+@pytest.mark.parametrize("n", [16, 48, 64, 80, 208, 1040])
+def test_int4_layout_packed_by_rows_is_the_layout_packed_whole(n):
+    weight = quantize(torch.randn(n, 96, generator=torch.Generator().manual_seed(n)), "w4", 32)
+    whole = cpu._int4_packed(weight, n)
+    for rows in (64, 128, 256):
+        assert torch.equal(cpu._int4_packed(weight, rows), whole)
+
+
 def test_peak_resident_memory_with_cupy_blocked():
     """A 16384 x 16384 layer (1 GiB dense in float32) in a process of its own, in which CuPy cannot load."""
     code = """
 import resource, sys
 sys.modules["cupy"] = None
 import torch
+from labkit.kernels import cpu
 from labkit.nn.dispatch import DispatchTable
 from labkit.nn.linear import QuantLinear
+from labkit.nn.memory import MemoryBudget
 from labkit.quant import QuantWeight
 torch.set_num_threads(1)
 n = k = 16384

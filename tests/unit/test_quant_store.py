@@ -184,7 +184,7 @@ def rewrite(path: Path, **changed) -> None:
     save_file({name: value for name, value in tensors.items() if value is not None}, path, text)
 
 
-W = {"format": "w4", "n": 20, "k": 70, "group_size": 32}
+W = {"format": "w4", "n": 20, "k": 70, "group_size": 32, "parts": ["packed", "scales", "offset"]}
 
 
 @pytest.mark.parametrize(
@@ -203,6 +203,8 @@ W = {"format": "w4", "n": 20, "k": 70, "group_size": 32}
         ({"weights": json.dumps({"w": {**W, "format": "w3"}})}, "w.packed"),
         ({"weights": json.dumps({"w": {**W, "format": "q8_0"}})}, "w.codes_t: got no such tensor"),
         ({"weights": json.dumps({"v": W})}, "v.packed: got no such tensor"),
+        ({"weights": json.dumps({"w": {**W, "parts": 3}})}, "w: parts 3"),
+        ({"weights": json.dumps({"w": {**W, "parts": ["bits"]}})}, "w: parts ['bits']"),
         ({"tensors": {"w.scales": None}}, "w.scales: got no such tensor"),
         ({"tensors": {"w.scales": torch.full((20, 3), float("nan")).half()}}, "w.scales: got nan at [0, 0]"),
         ({"tensors": {"w.packed": torch.zeros(48, 20, dtype=torch.uint8)}}, "looks transposed"),
@@ -214,3 +216,20 @@ def test_metadata_and_tensors_that_disagree(good, changed, words):
     with pytest.raises(ModelFileError) as caught:
         load_quantized(good)
     assert words in str(caught.value) and good.name in str(caught.value)
+
+
+def test_a_tensor_named_like_a_part_stays_itself(tmp_path):
+    weights = sample()
+    weight = weights["model.q_proj.weight"]  # has no offset
+    named = {"a": weight, "a.offset": torch.full((20, 2), 5.0).half(), "a.codes_t": torch.ones(3)}
+    save_quantized(tmp_path / "x", named)
+    loaded = load_quantized(tmp_path / "x").weights
+    assert set(loaded) == set(named)
+    assert all(same(loaded[name], named[name]) for name in named)
+
+
+@pytest.mark.parametrize("name", ["a.packed", "__metadata__"])
+def test_names_that_cannot_be_stored_are_refused(tmp_path, name):
+    with pytest.raises(InputError):
+        save_quantized(tmp_path / "x", {"a": sample()["model.q_proj.weight"], name: torch.ones(3)})
+    assert not (tmp_path / "x").exists()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -186,3 +188,13 @@ def test_offset_refusals():
         quantize(torch.ones(2, 32), "q4_0", offset=True)
     with pytest.raises(InputError, match="offset: got 'yes'"):
         quantize(torch.ones(2, 32), "w4", offset="yes")
+
+
+@pytest.mark.parametrize("format", ["w4", "w3", "q8_0"])
+def test_a_parameter_leaves_no_autograd_graph(format):
+    """Scales with a graph would keep a float copy of every weight, and could not be copied."""
+    layer = torch.nn.Linear(96, 32, bias=False)
+    weight = quantize(layer.weight, format, 32, offset=format != "q8_0")
+    for name, tensor in weight.tensors().items():
+        assert tensor.grad_fn is None and not tensor.requires_grad, name
+    assert torch.equal(copy.deepcopy(weight).dequantize(), weight.dequantize())
