@@ -34,7 +34,9 @@ VERSION = 1
 
 def partial_path(out: Path) -> Path:
     """Folder in which the checkpoint ``out`` is made."""
-    return out.with_name(out.name + ".partial")
+    if out.name in ("", ".."):
+        out = out.resolve()  # "." has no name to put ".partial" behind
+    return out.parent / f"{out.name}.partial"
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
@@ -85,7 +87,8 @@ def _refuse_half_done(path: Path) -> None:
         if (path / MANIFEST).is_file() or not (folder / PROGRESS).is_file():
             continue
         state = read_json(folder / PROGRESS)
-        there, shards = len(state.get("done", [])), state.get("shards")
+        done, shards = state.get("done"), state.get("shards")
+        there = len(done) if isinstance(done, list) else 0
         raise ModelFileError(
             str(path),
             f"a checkpoint that is not finished ({there} of {shards} shards)",
@@ -135,9 +138,10 @@ def _files(path: Path, sizes: dict[str, Any]) -> dict[str, TensorFile]:
 
 def _weight(path: Path, name: str, record: Any, files: dict[str, TensorFile]) -> Weight:
     where = f"{path / MANIFEST}: {name}"
-    if not isinstance(record, dict) or record.get("file") not in files:
+    named = record.get("file") if isinstance(record, dict) else None
+    if not isinstance(named, str) or named not in files:
         raise ModelFileError(where, repr(record)[:80], "a record that names one of the files")
-    file = files[record["file"]]
+    file = files[named]
     form = record.get("format")
     if form == "tensor":
         return file.view(name)

@@ -9,14 +9,14 @@ GPTQ and AWQ checkpoints come in through the same door (:mod:`labkit.models.gptq
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit import atomic
-from labkit.errors import MissingModelError, ModelFileError
+from labkit.errors import InputError, MissingModelError, ModelFileError
 from labkit.models.awq import AwqScheme
 from labkit.models.config import ModelConfig
 from labkit.models.gptq import GptqScheme
@@ -138,13 +138,27 @@ class HfFolder:
         paths = {file.header.path for file in self.files.values()} | {self.path / "config.json"}
         return {"kind": "hf", "files": [file_fingerprint(path) for path in sorted(paths)]}
 
-    def companions(self, folder: Path) -> None:
-        """Copy the tokenizer and its settings into ``folder``, and config.json without quantisation."""
-        for name in COMPANIONS:
-            if (self.path / name).is_file():
-                atomic.write_text(folder / name, (self.path / name).read_text(encoding="utf-8"))
+    def is_quantised(self, name: str) -> bool:
+        """Whether weight ``name`` is packed (GPTQ, AWQ) and not a float tensor."""
+        return self._is_packed(name)
+
+    def companions(self) -> dict[str, str]:
+        """Text by file name of the tokenizer and its settings, and of config.json without quantisation.
+
+        Raises:
+            ModelFileError: one of them is damaged; the tokenizer has been loaded once to know.
+        """
+        texts = {name: _companion(self.path / name) for name in COMPANIONS if (self.path / name).is_file()}
+        try:
+            load_tokenizer(self.path, self.config)
+        except ModelFileError:
+            raise
+        except InputError as error:
+            raise ModelFileError(
+                f"{self.path}: {error.argument}", error.received, error.expected, error.fix
+            ) from error
         record = {key: value for key, value in self.record.items() if key != "quantization_config"}
-        atomic.write_json(folder / "config.json", record)
+        return {**texts, "config.json": json.dumps(record, indent=2) + "\n"}
 
     def check_tied_head(self) -> None:
         """Refuse a tied checkpoint whose ``lm_head.weight`` is there but differs from the embedding."""
@@ -243,8 +257,9 @@ def load_hf(
 
     Args:
         path: folder with config.json, safetensors and, usually, tokenizer.json.
-        bits: "w4", "w3", "mixed", "q8", "none" (float), or None: as stored. Float weights that stay
-            float are backed by the file; GPTQ and AWQ weights come in as W4 exactly.
+        bits: "w4", "w3", "mixed", "q8", "none" (float), or None or "keep": as stored, apart from what
+            per_layer names. Float weights that stay float are backed by the file; GPTQ and AWQ weights
+            come in as W4 exactly.
         group_size: 16, 32, 64, 128 or "row" for W4 and W3; None is 32, or the source's own when it is
             already W4.
         offset: quantise asymmetrically.
@@ -263,7 +278,7 @@ def load_hf(
     done = 0
     try:
         for index, (name, form) in enumerate(plan.items(), 1):
-            weight = folder.read(name, mapped=form == "none")
+            weight = folder.read(name, mapped=form in ("none", "keep"))
             weights[name] = recipe.apply(name, weight, form, where=folder.where(name))
             done += folder.nbytes(name)
             if progress is not None:
@@ -289,6 +304,16 @@ def load_tokenizer(path: Path, config: ModelConfig) -> Tokenizer | None:
     from labkit.models.tokenizer import Tokenizer
 
     return Tokenizer.from_file(path / "tokenizer.json", eos_ids=config.eos_token_ids)
+
+
+def _companion(path: Path) -> str:
+    """Text of a file that goes with the weights; ModelFileError when it is not UTF-8 or not JSON."""
+    if path.suffix == ".json":
+        read_json(path)
+    try:
+        return path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelFileError(str(path), f"text that is not UTF-8 ({error})", "UTF-8") from error
 
 
 def file_fingerprint(path: Path) -> dict[str, Any]:

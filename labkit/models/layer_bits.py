@@ -9,6 +9,7 @@ Formats:
     ``"w3"``  signed 3-bit codes, eight in three bytes, one FP16 scale a group.
     ``"q8"``  signed 8-bit codes in groups of 32 (``q8_0``).
     ``"none"`` a float tensor.
+    ``"keep"`` as the source stores it: what no rule names when there is no preset.
 
 Patterns are either one of the short names below, or an :mod:`fnmatch` pattern on canonical
 (Hugging Face) weight names, with or without the final ``.weight``:
@@ -50,16 +51,18 @@ class LayerBits:
     """An ordered map from weight names to formats.
 
     Attributes:
-        rules: ``(pattern, format)`` in order; the last match wins, no match means ``"none"``.
+        rules: ``(pattern, format)`` in order; the last match wins, no match means ``default``.
         required: the patterns that must match at least one weight (the caller's own).
+        default: ``"none"`` (float) or ``"keep"`` (as the source stores it).
     """
 
     rules: tuple[tuple[str, str], ...]
     required: tuple[str, ...] = ()
+    default: str = "none"
 
     def format_of(self, name: str) -> str:
-        """Format for the matrix ``name`` (canonical, with ``.weight``): w4, w3, q8 or none."""
-        found = "none"
+        """Format for the matrix ``name`` (canonical, with ``.weight``): w4, w3, q8, none or keep."""
+        found = self.default
         for pattern, form in self.rules:
             if _matches(pattern, name):
                 found = form
@@ -90,7 +93,8 @@ def layer_bits(bits: str | None, per_layer: Mapping[str, str] | None = None) -> 
     """Build the map for a preset and the caller's own rules.
 
     Args:
-        bits: ``"w4"``, ``"w3"``, ``"mixed"``, ``"q8"``, ``"none"`` or None (the same as ``"none"``).
+        bits: ``"w4"``, ``"w3"``, ``"mixed"``, ``"q8"``, ``"none"`` (float), or None: what no own rule
+            names is kept as the source stores it.
         per_layer: own rules, pattern -> format, in order; they win over the preset.
 
     Raises:
@@ -107,7 +111,7 @@ def layer_bits(bits: str | None, per_layer: Mapping[str, str] | None = None) -> 
         rules.append((pattern, form))
         if pattern not in SHORT_NAMES:  # a tied model has no head, and that is no mistake of the caller
             own.append(pattern)
-    return LayerBits(tuple(rules), tuple(own))
+    return LayerBits(tuple(rules), tuple(own), "keep" if bits is None else "none")
 
 
 def _matches(pattern: str, name: str) -> bool:

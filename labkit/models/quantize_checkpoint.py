@@ -17,16 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labkit.atomic import write_json
+from labkit.atomic import write_json, write_text
 from labkit.errors import InputError, require
 from labkit.models.checkpoint import MANIFEST, PROGRESS, VERSION, partial_path
 from labkit.models.hf_files import read_json
 from labkit.models.recipe import Recipe
 from labkit.models.shard_writer import ShardWriter
 from labkit.models.sources import WeightSource, open_source
+from labkit.models.work_folder import LOCK, check_apart, clear, earlier_state, lock, shard_name
 
 SHARD_BYTES = 256 << 20
-_LOCK = "lock"
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,8 @@ def quantize_checkpoint(
 
     Raises:
         InputError: bad options, ``out`` in use, a partial result of another source or other options,
-            a full disk. ModelFileError, MissingModelError: the source.
+            files of somebody else in ``OUT.partial``, a full disk. ModelFileError, MissingModelError:
+            the source or its tokenizer, before anything is written.
     """
     bits = None if bits == "keep" else bits
     recipe = Recipe.of(bits, group_size=group_size, offset=offset, per_layer=per_layer)
@@ -106,25 +107,19 @@ def quantize_checkpoint(
     src, out = Path(src), Path(out)
     if out.name in ("", ".."):
         out = out.resolve()  # "." has no name to put ".partial" behind
-    same = src.exists() and out.exists() and os.path.samefile(src, out)
-    require(not same, "out", f"{out}, which is the source", "another folder")
-    require(
-        src.resolve() not in partial_path(out).resolve().parents
-        and out.resolve() not in src.resolve().parents,
-        "out",
-        f"{out}, inside the source or around it",
-        "a folder beside the source",
-    )
+    check_apart(src, out)
     with contextlib.closing(open_source(src)) as source:
         job = _Job(source, out, recipe, _resume_line(src, out, bits, recipe, per_layer or {}), shard_bytes)
         finished = job.finished()
         if finished is not None:
             return finished
+        earlier_state(job.work)  # refuses a stranger's folder before the lock is put into it
+        companions = source.companions()
         with _naming_full_disk(job):
-            with _lock(job.work):
+            with lock(job.work):
                 resumed = job.begin(resume)
                 job.run(resumed, progress)
-                job.write_manifest()
+                job.write_manifest(companions)
                 if os.name != "nt":
                     return job.publish(resumed)
             return job.publish(resumed)  # Windows does not rename a folder with an open file in it
@@ -138,7 +133,9 @@ class _Job:
         self.work = partial_path(out)
         self.plan = recipe.plan(source.names)
         self.sizes = {
-            name: recipe.estimate(form, source.shape(name), source.nbytes(name))
+            name: recipe.estimate(
+                form, source.shape(name), source.nbytes(name), quantised=source.is_quantised(name)
+            )
             for name, form in self.plan.items()
         }
         self.shards = _partition(self.sizes, shard_bytes)
@@ -168,9 +165,8 @@ class _Job:
 
     def begin(self, resume: bool) -> int:
         """Prepare the working folder; returns how many weights an earlier run finished."""
-        state_path = self.work / PROGRESS
-        if state_path.is_file() and resume:
-            state = read_json(state_path)
+        state = earlier_state(self.work)
+        if state is not None and resume:
             for key, what in (("source", "a source that has changed since"), ("recipe", "other options")):
                 require(
                     state.get(key) == self.identity[key],
@@ -185,11 +181,12 @@ class _Job:
                 f"a division into {len(self.shards)} shards",
                 f"{state.get('shards')} shards, as in the run it continues",
             )
-            self.done = [shard for shard in state.get("done", []) if self._is_there(shard)]
-        kept = {shard["file"] for shard in self.done} | {PROGRESS, _LOCK}
-        for path in self.work.iterdir():
-            if path.name not in kept and path.is_file():
-                path.unlink()
+            # Only an unbroken beginning counts: what follows a lost shard is made again with it.
+            for index, shard in enumerate(state["done"][: len(self.shards)]):
+                if not self._is_done(index, shard):
+                    break
+                self.done.append(shard)
+        clear(self.work, keep={PROGRESS, *(shard["file"] for shard in self.done)})
         self._save_state()
         left = sum(self.sizes[name] for names in self.shards[len(self.done) :] for name in names)
         free = shutil.disk_usage(self.work).free
@@ -208,7 +205,7 @@ class _Job:
         count, read = resumed, sum(total[n] for names in self.shards[: len(self.done)] for n in names)
         for index in range(len(self.done), len(self.shards)):
             names = self.shards[index]
-            writer = ShardWriter(self.work / f"weights-{index + 1:05d}.safetensors", names)
+            writer = ShardWriter(self.work / shard_name(index), names)
             records = {}
             try:
                 for name in names:
@@ -237,9 +234,18 @@ class _Job:
             self.done.append({"file": writer.path.name, "bytes": size, "weights": records})
             self._save_state()
 
-    def write_manifest(self) -> None:
-        """Write the companions and, last of all, the manifest."""
-        self.source.companions(self.work)
+    def write_manifest(self, companions: Mapping[str, str]) -> None:
+        """Write the companions (file name -> text) and, last of all, the manifest."""
+        weights = [item for shard in self.done for item in shard["weights"].items()]
+        require(
+            [name for name, _ in weights] == list(self.plan),
+            "out",
+            f"{len(weights)} weights in the shards of {self.work}",
+            f"the {len(self.plan)} weights of the source, each once",
+            f"begin again: {self.line} --no-resume",
+        )
+        for name, text in companions.items():
+            write_text(self.work / name, text)
         manifest = {
             "format": "labkit",
             "version": VERSION,
@@ -248,22 +254,30 @@ class _Job:
             "recipe": self.identity["recipe"],
             "source": self.identity["source"],
             "files": {shard["file"]: shard["bytes"] for shard in self.done},
-            "weights": {name: record for shard in self.done for name, record in shard["weights"].items()},
+            "weights": dict(weights),
         }
         write_json(self.work / MANIFEST, manifest)
 
     def publish(self, resumed: int) -> QuantizeResult:
         """Give the complete folder its name."""
-        (self.work / _LOCK).unlink(missing_ok=True)
+        (self.work / LOCK).unlink(missing_ok=True)
         if self.out.is_dir():
             self.out.rmdir()  # an empty one; some systems do not rename onto it
         self.work.rename(self.out)
         (self.out / PROGRESS).unlink(missing_ok=True)
         return self._result(read_json(self.out / MANIFEST), resumed)
 
-    def _is_there(self, shard: dict[str, Any]) -> bool:
-        path = self.work / str(shard["file"])
-        return path.is_file() and path.stat().st_size == shard["bytes"]
+    def _is_done(self, index: int, shard: Any) -> bool:
+        """Whether ``shard`` of an earlier run is on disk and holds what shard ``index`` of this one is."""
+        path = self.work / shard_name(index)
+        return (
+            isinstance(shard, dict)
+            and shard.get("file") == path.name
+            and isinstance(shard.get("weights"), dict)
+            and list(shard["weights"]) == self.shards[index]
+            and path.is_file()
+            and path.stat().st_size == shard.get("bytes")
+        )
 
     def _save_state(self) -> None:
         write_json(self.work / PROGRESS, {**self.identity, "resume": self.line, "done": self.done})
@@ -288,9 +302,9 @@ class _Job:
 def _partition(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
     """Consecutive names in shards of about ``limit`` bytes: from sizes alone, so the same every run."""
     shards: list[list[str]] = []
-    filled = limit
+    filled = 0
     for name, size in sizes.items():
-        if filled + size > limit and (not shards or shards[-1]):
+        if not shards or (filled + size > limit and shards[-1]):
             shards.append([])
             filled = 0
         shards[-1].append(name)
@@ -322,28 +336,3 @@ def _naming_full_disk(job: _Job) -> Iterator[None]:
             f"about {sum(job.sizes.values()) / 1e6:.1f} MB for the whole result",
             f"free space, then continue with: {job.line}",
         ) from error
-
-
-@contextlib.contextmanager
-def _lock(work: Path) -> Iterator[None]:
-    """Keep a second run out of ``work``; the system frees the lock when a process dies."""
-    work.mkdir(parents=True, exist_ok=True)
-    with (work / _LOCK).open("a+b") as file:
-        try:
-            _lock_file(file.fileno())
-        except OSError as error:
-            raise InputError(
-                "out", f"{work}, in use by another run", "one run at a time", "wait until that run has ended"
-            ) from error
-        yield
-
-
-def _lock_file(handle: int) -> None:
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        import msvcrt
-
-        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-        return
-    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

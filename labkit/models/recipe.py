@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,11 +26,10 @@ class Recipe:
     """Formats by layer, and the group size and offset for what must be quantised.
 
     Attributes:
-        layers: weight name -> "w4" | "w3" | "q8" | "none".
+        layers: weight name -> "w4" | "w3" | "q8" | "none" | "keep".
         group_size: 16, 32, 64, 128, "row", or None: 32 for float sources, and whatever a source that
             already has the format uses.
         offset: whether newly quantised W4 and W3 weights get an offset (asymmetric).
-        keep: leave every weight as the source stores it (GPTQ and AWQ weights stay W4).
 
     A weight that the source already holds in the wanted format (and group size, when one is asked
     for) is kept exactly, never quantised again.
@@ -38,7 +38,6 @@ class Recipe:
     layers: LayerBits
     group_size: int | str | None = None
     offset: bool = False
-    keep: bool = False
 
     @classmethod
     def of(
@@ -51,8 +50,10 @@ class Recipe:
     ) -> Recipe:
         """Build from the options of the command line and of ``load_hf``; refuses bad ones by name.
 
-        ``bits`` None, with no ``per_layer``, keeps everything as stored.
+        ``bits`` None or "keep" leaves every weight that no rule of ``per_layer`` names as the source
+        stores it (GPTQ and AWQ weights stay W4).
         """
+        bits = None if bits == "keep" else bits
         require(
             group_size is None
             or group_size == "row"
@@ -62,7 +63,12 @@ class Recipe:
             ", ".join(str(size) for size in GROUP_SIZES) + ' or "row"',
         )
         require(isinstance(offset, bool), "offset", repr(offset), "True or False")
-        return cls(layer_bits(bits, per_layer), group_size, offset, keep=bits is None and not per_layer)
+        return cls(layer_bits(bits, per_layer), group_size, offset)
+
+    @property
+    def keep(self) -> bool:
+        """Whether weights that no rule names stay as the source stores them."""
+        return self.layers.default == "keep"
 
     def plan(self, names: Iterable[str]) -> dict[str, str]:
         """Format of every weight in ``names``; norms and biases are "none"."""
@@ -82,11 +88,12 @@ class Recipe:
         Raises:
             ModelFileError: NaN or infinity, or values that the format cannot hold.
         """
-        if self.keep or form == "none" or self._already(weight, form):
+        if form in ("none", "keep"):
             if isinstance(weight, torch.Tensor):
                 check_finite(f"{where}: {name}", weight)
-            elif form == "none" and not self.keep:
-                return weight.dequantize(torch.float32)
+                return weight
+            return weight if form == "keep" else weight.dequantize(torch.float32)
+        if self._already(weight, form):
             return weight
         try:
             values = weight if isinstance(weight, torch.Tensor) else weight.dequantize(torch.float32)
@@ -97,9 +104,18 @@ class Recipe:
         except InputError as error:
             raise ModelFileError(f"{where}: {name}", error.received, error.expected, error.fix) from error
 
-    def estimate(self, form: str, shape: tuple[int, ...], source_bytes: int) -> int:
-        """Bytes that a weight of ``shape`` will take, about: exact for float sources."""
-        if self.keep or form == "none" or len(shape) != 2:
+    def estimate(self, form: str, shape: tuple[int, ...], source_bytes: int, *, quantised: bool) -> int:
+        """Bytes that a weight of ``shape`` will take, about: exact for float sources.
+
+        Args:
+            form: its format in the plan.
+            shape: of the weight.
+            source_bytes: what it takes in the source.
+            quantised: whether the source stores it quantised; "none" then makes it float32.
+        """
+        if form == "none" and quantised:
+            return math.prod(shape) * torch.float32.itemsize
+        if form in ("none", "keep") or len(shape) != 2:
             return source_bytes
         if form == "q8":
             return packed_bytes("q8_0", *shape, 32)

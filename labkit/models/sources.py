@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from labkit import atomic
 from labkit.errors import MissingModelError, ModelFileError
 from labkit.models.checkpoint import MANIFEST
 from labkit.models.config import ModelConfig
@@ -40,7 +40,9 @@ class WeightSource(Protocol):
 
     def fingerprint(self) -> dict[str, Any]: ...
 
-    def companions(self, folder: Path) -> None: ...
+    def is_quantised(self, name: str) -> bool: ...
+
+    def companions(self) -> dict[str, str]: ...
 
     def close(self) -> None: ...
 
@@ -61,11 +63,14 @@ class GgufSource(GgufFile):
         """Size, time and header hash of the file."""
         return {"kind": "gguf", "files": [file_fingerprint(self.path)]}
 
-    def companions(self, folder: Path) -> None:
-        """Write the file's tokenizer as tokenizer.json and the files that go with it."""
+    def is_quantised(self, name: str) -> bool:
+        """Whether weight ``name`` is stored in blocks and not as floats."""
+        return self._tensors[name].type not in ("F32", "F16", "BF16")
+
+    def companions(self) -> dict[str, str]:
+        """The file's tokenizer as tokenizer.json and the files that go with it: text by file name."""
         tokenizer = self.tokenizer()
-        if tokenizer is not None:
-            write_tokenizer(tokenizer, folder)
+        return {} if tokenizer is None else tokenizer_texts(tokenizer)
 
     def close(self) -> None:
         """Nothing to close: the mapping ends with the object."""
@@ -102,8 +107,8 @@ def open_source(path: str | os.PathLike[str]) -> WeightSource:
     return GgufSource(path)
 
 
-def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write tokenizer.json, and the chat template and special tokens beside it.
+def tokenizer_texts(tokenizer: Tokenizer) -> dict[str, str]:
+    """Text by file name of tokenizer.json, and of the chat template and special tokens beside it.
 
     ``Tokenizer.from_file`` reads the three files back to the same ids, ends and template.
     """
@@ -117,12 +122,14 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         inner.post_processor = processors.TemplateProcessing(
             single=[bos, "$A"], pair=[bos, "$A", "$B"], special_tokens=[(bos, tokenizer.bos_id)]
         )
-    atomic.write_text(folder / "tokenizer.json", inner.to_str(pretty=False))
     ends = [inner.id_to_token(token) for token in tokenizer.eos_ids]
     settings = {
         "bos_token": bos,
         "eos_token": ends[0] if ends else None,
         "chat_template": tokenizer.chat_template,
     }
-    atomic.write_json(folder / "tokenizer_config.json", settings)
-    atomic.write_json(folder / "generation_config.json", {"eos_token_id": list(tokenizer.eos_ids)})
+    return {
+        "tokenizer.json": inner.to_str(pretty=False),
+        "tokenizer_config.json": json.dumps(settings, indent=2) + "\n",
+        "generation_config.json": json.dumps({"eos_token_id": list(tokenizer.eos_ids)}, indent=2) + "\n",
+    }

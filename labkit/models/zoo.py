@@ -56,8 +56,9 @@ def load_file(
     """Read a model without building its decoder; arguments as for :func:`load_model`."""
     from labkit.models.checkpoint import is_checkpoint, load_checkpoint
     from labkit.models.model import ModelFile
-    from labkit.models.recipe import DEFAULT_GROUP_SIZE, Recipe
+    from labkit.models.recipe import Recipe
 
+    recipe = Recipe.of(bits, group_size=group_size, offset=offset, per_layer=per_layer)
     path = default_model_path() if source is None else Path(source)
     # Before anything else: a half-done checkpoint is refused with the line that finishes it.
     if is_checkpoint(path):
@@ -80,23 +81,12 @@ def load_file(
         from labkit.models.gguf import load_gguf
 
         file = load_gguf(path)
-    if bits is None and not per_layer:
+    if recipe.keep and not per_layer:
         return file
-    if bits is None:
-        # Nothing but the matrices that per_layer names is to change.
-        from labkit.models.requant import requantise_weights
-
-        group = DEFAULT_GROUP_SIZE if group_size is None else group_size
-        weights = requantise_weights(
-            file.weights, bits=None, group_size=group, offset=offset, per_layer=per_layer
-        )
-    else:
-        recipe = Recipe.of(bits, group_size=group_size, offset=offset, per_layer=per_layer)
-        plan = recipe.plan(file.weights)
-        weights = {
-            name: recipe.apply(name, weight, plan[name], where=str(path))
-            for name, weight in file.weights.items()
-        }
+    plan = recipe.plan(file.weights)
+    weights = {
+        name: recipe.apply(name, weight, plan[name], where=str(path)) for name, weight in file.weights.items()
+    }
     settings = {"bits": bits, "group_size": group_size, "offset": offset, "per_layer": dict(per_layer or {})}
     return ModelFile(file.config, weights, file.tokenizer, {**file.info, "requantised": settings})
 
@@ -116,7 +106,7 @@ def load_model(
     Args:
         source: None (the default model), a .gguf file, a Hugging Face folder (config.json and
             safetensors) or a folder written by ``labkit quantize``.
-        bits: None keeps the weights as stored; "w4", "w3", "mixed", "q8" or "none" (float) convert
+        bits: None or "keep" keeps the weights as stored; "w4", "w3", "mixed", "q8" or "none" (float) convert
             them. A weight that is in that format (and group size, when one is given) already is kept
             exactly; :func:`labkit.models.requant.requantise` rounds it again, for experiments.
         group_size, offset, per_layer: of the rounding; None is 32. per_layer without bits changes

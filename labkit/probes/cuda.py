@@ -9,9 +9,10 @@ from importlib import util
 from pathlib import Path
 
 from labkit.doctor import Finding
+from labkit.probes.fixes import pip_install
 
-COMPILER_FIX = "pip install -c constraints.txt nvidia-cuda-nvrtc-cu12"
-HEADERS_FIX = "pip install -c constraints.txt nvidia-cuda-runtime-cu12"
+COMPILER_FIX = pip_install("nvidia-cuda-nvrtc-cu12")
+HEADERS_FIX = pip_install("nvidia-cuda-runtime-cu12")
 
 
 def wheel_roots() -> list[Path]:

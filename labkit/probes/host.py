@@ -11,6 +11,7 @@ from pathlib import Path
 
 from labkit import paths
 from labkit.doctor import Finding
+from labkit.probes.fixes import python_command, set_up
 
 GIB = 2**30
 
@@ -20,11 +21,9 @@ def python() -> Finding:
     value = f"{platform.python_version()} ({sys.executable})"
     facts = {"version": platform.python_version(), "executable": sys.executable, "prefix": sys.prefix}
     if sys.version_info < (3, 11):  # noqa: UP036  (the doctor also runs by an older Python)
-        return Finding("python", "problem", value, "install Python 3.11 or newer, then: make course", facts)
+        return Finding("python", "problem", value, f"install Python 3.11 or newer, then: {set_up()}", facts)
     if sys.prefix == sys.base_prefix and not os.environ.get("CONDA_PREFIX"):
-        return Finding(
-            "python", "note", value + ", no virtual environment", "make course   (makes .venv)", facts
-        )
+        return Finding("python", "note", value + ", no virtual environment", set_up(), facts)
     return Finding("python", "ok", value, facts=facts)
 
 
@@ -115,7 +114,7 @@ def compiler() -> Finding:
     found = next((where for name in ("g++", "clang++", "c++") if (where := shutil.which(name))), None)
     if found:
         return Finding("compiler", "ok", found, facts={"path": found})
-    fix = "pip install ziglang   (or any g++ / clang++ on the PATH)"
+    fix = f"{python_command()} -m pip install ziglang   (or any g++ / clang++ on the PATH)"
     return Finding(
         "compiler", "note", "no g++ or clang++; chapters 03 and later need one", fix, {"path": None}
     )

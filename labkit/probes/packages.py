@@ -14,8 +14,9 @@ from labkit.errors import MissingModelError
 from labkit.models.zoo import default_model_path
 from labkit.probes import gpus
 from labkit.probes.child import ChildFailed, ask
+from labkit.probes.fixes import pip_install, python_command, set_up
 
-INSTALL = "make course   (or: python labkit/bootstrap.py)"
+INSTALL = set_up()
 
 TORCH = """
 import json, torch
@@ -61,7 +62,7 @@ def torch() -> Finding:
     try:
         facts = ask(TORCH)
     except ChildFailed as error:
-        fix = "pip install --force-reinstall -c constraints.txt torch"
+        fix = pip_install("--force-reinstall torch")
         return Finding("torch", "problem", f"cannot be imported: {error}", fix, {"version": None})
     cuda = f"CUDA {facts['cuda']}" if facts["cuda"] else "CPU build"
     value = f"{facts['version']}, {cuda}, {facts['threads']} threads"
@@ -77,7 +78,7 @@ def torch() -> Finding:
 def cupy() -> Finding:
     """CuPy; with no GPU it is not used, so its absence is a note."""
     if util.find_spec("cupy") is None:
-        fix = "pip install -c constraints.txt cupy-cuda12x"
+        fix = pip_install("cupy-cuda12x")
         state = "problem" if gpus.device_count() > 0 else "note"
         return Finding(
             "cupy", "problem" if state == "problem" else "note", "not installed", fix, {"version": None}
@@ -92,7 +93,7 @@ def cupy() -> Finding:
     try:
         facts = ask(CUPY)
     except ChildFailed as error:
-        fix = "pip install --force-reinstall -c constraints.txt cupy-cuda12x"
+        fix = pip_install("--force-reinstall cupy-cuda12x")
         return Finding("cupy", "problem", f"cannot be imported: {error}", fix, {"version": None})
     facts["distributions"] = several
     cuda = (
@@ -102,10 +103,10 @@ def cupy() -> Finding:
     )
     value = f"{facts['version']} ({', '.join(several) or 'unnamed'}), {cuda}"
     if len(several) > 1:
-        fix = f"pip uninstall {' '.join(several[1:])}"
+        fix = f"{python_command()} -m pip uninstall {' '.join(several[1:])}"
         return Finding("cupy", "problem", value + "; more than one CuPy is installed", fix, facts)
     if gpus.device_count() > 0 and not facts["devices"]:
-        fix = 'pip install -c constraints.txt -e ".[gpu]"'
+        fix = pip_install('-e ".[gpu]"')
         return Finding("cupy", "problem", f"{value}; {facts['error'] or 'sees no GPU'}", fix, facts)
     return Finding("cupy", "ok", value, facts=facts)
 
@@ -138,10 +139,10 @@ def jupyter_server_side() -> Finding:
     facts = _versions(python, ["jupyterlab", "jupyterlab_widgets", "jupyter_server"])
     value = f"JupyterLab {facts['jupyterlab']}, jupyterlab_widgets {facts['jupyterlab_widgets']}"
     if not facts["jupyterlab"] or not facts["jupyterlab_widgets"]:
-        fix = f"{python} -m pip install -c constraints.txt jupyterlab jupyterlab_widgets"
+        fix = pip_install("jupyterlab jupyterlab_widgets", python)
         return Finding("jupyter server", "problem", value, fix, facts)
     if not facts["jupyterlab_widgets"].startswith("3."):
-        fix = f'{python} -m pip install "jupyterlab_widgets>=3,<4"'
+        fix = pip_install("jupyterlab_widgets", python)
         return Finding("jupyter server", "problem", value + "; ipywidgets 8 needs 3.x", fix, facts)
     return Finding("jupyter server", "ok", value, facts=facts)
 
@@ -152,10 +153,10 @@ def jupyter_kernel_side() -> Finding:
     facts = _versions(python, ["ipykernel", "ipywidgets", "labkit"])
     value = f"ipykernel {facts['ipykernel']}, ipywidgets {facts['ipywidgets']}, {python}"
     if not facts["ipykernel"] or not facts["ipywidgets"]:
-        fix = f"{python} -m pip install -c constraints.txt ipykernel ipywidgets"
+        fix = pip_install("ipykernel ipywidgets", python)
         return Finding("jupyter kernel", "problem", value, fix, facts)
     if not facts["ipywidgets"].startswith("8."):
-        fix = f'{python} -m pip install "ipywidgets>=8.1,<9"'
+        fix = pip_install("ipywidgets", python)
         return Finding("jupyter kernel", "problem", value + "; the widgets need 8.x", fix, facts)
     return Finding("jupyter kernel", "ok", value, facts=facts)
 

@@ -153,7 +153,10 @@ DAMAGES: list[tuple[Callable[[Path], Any], str]] = [
     (_edit(lambda m: m["files"].update({"weights-00001.safetensors": "5"})), "a number of bytes"),
     (_edit(lambda m: m["weights"]["lm_head.weight"].update(k=10**9)), "lm_head"),
     (_edit(lambda m: m["weights"]["lm_head.weight"].update(file="nope")), "names one of the files"),
+    (_edit(lambda m: m["weights"]["lm_head.weight"].update(file=[])), "names one of the files"),
+    (_edit(lambda m: m["weights"].update({"lm_head.weight": []})), "names one of the files"),
     (_edit(lambda m: m["weights"]["lm_head.weight"].update(format="w9")), "'w9'"),
+    (_edit(lambda m: m["weights"]["lm_head.weight"].update(format=[])), "format []"),
     (_edit(lambda m: m["config"].update(hidden_size="wide")), "hidden_size"),
     (lambda p: (p / MANIFEST).write_text("{", encoding="utf-8"), "not JSON"),
 ]
@@ -167,7 +170,9 @@ def test_damage_is_one_error_that_names_it(made: Path, damage: Callable[[Path], 
     assert words in str(caught.value)
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_nothing_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_checkpoint(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert not is_checkpoint(".") and not is_checkpoint("..") and not is_checkpoint("/")
     with pytest.raises(MissingModelError, match="labkit quantize"):
         load_checkpoint(tmp_path)

@@ -14,8 +14,9 @@ import pytest
 
 from labkit import doctor
 from labkit.doctor import Finding, Report
-from labkit.probes import cuda, gpus, host, packages
+from labkit.probes import cuda, fixes, gpus, host, packages
 from labkit.probes.child import ChildFailed, ask
+from labkit.probes.fixes import python_command
 
 
 class FakeCuda:
@@ -162,7 +163,7 @@ def test_two_cupy_packages_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> Non
         packages, "ask", lambda code: {"version": "14", "cuda": None, "devices": 0, "error": ""}
     )
     finding = packages.cupy()
-    assert finding.state == "problem" and finding.fix == "pip uninstall cupy-cuda13x"
+    assert finding.state == "problem" and finding.fix == f"{python_command()} -m pip uninstall cupy-cuda13x"
 
 
 def test_broken_torch_is_reported_not_raised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,3 +252,13 @@ def test_library_that_is_not_nvrtc_is_a_problem(monkeypatch: pytest.MonkeyPatch,
     assert cuda.nvrtc().state == "problem"
     with pytest.raises(OSError):
         ctypes.CDLL(str(wrong))
+
+
+def test_fixes_name_this_interpreter_as_the_shell_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bare pip, in an environment that is not activated, would change another Python."""
+    assert (
+        fixes.pip_install("torch", "/a b/python") == "'/a b/python' -m pip install -c constraints.txt torch"
+    )
+    monkeypatch.setattr(fixes, "WINDOWS", True)
+    assert fixes.pip_install("torch", r"C:\my lab\python.exe").startswith('& "C:\\my lab\\python.exe" -m pip')
+    assert fixes.set_up() == r"py -3 labkit\bootstrap.py"

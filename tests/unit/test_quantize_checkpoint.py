@@ -24,7 +24,7 @@ from labkit.models.checkpoint import load_checkpoint
 from labkit.models.gguf import load_gguf
 from labkit.models.hf import load_hf
 from labkit.models.quantize_checkpoint import QuantizeProgress, quantize_checkpoint
-from labkit.models.sources import write_tokenizer
+from labkit.models.sources import tokenizer_texts
 from labkit.models.tokenizer import Tokenizer
 from labkit.quant.formats import QuantWeight
 from labkit.quant.quantize import quantize
@@ -330,7 +330,8 @@ def test_a_tokenizer_that_adds_a_begin_token_keeps_doing_so(tmp_path: Path) -> N
     inner = load_hf(write_hf(tmp_path / "m", config, random_state(config))).tokenizer
     assert inner is not None
     original = Tokenizer(inner.inner, bos_id=1, add_bos=True, eos_ids=(2, 0), chat_template="{{ messages }}")
-    write_tokenizer(original, tmp_path)
+    for name, text in tokenizer_texts(original).items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
     again = Tokenizer.from_file(tmp_path / "tokenizer.json")
     assert again.encode("héllo") == original.encode("héllo") and again.encode("x")[0] == 1
     assert (again.bos_id, again.eos_ids, again.chat_template) == (1, (2, 0), "{{ messages }}")
