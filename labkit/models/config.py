@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from labkit.errors import ModelFileError
+from labkit.models.fields import is_number, is_whole, number, shown, token_ids, truth, whole
+from labkit.models.rope_scaling import ROPE_TYPES, check_scaling, check_theta, rope_from_gguf, rope_from_hf
+
+__all__ = ["ARCHITECTURES", "ROPE_TYPES", "ModelConfig"]
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
-ROPE_TYPES = ("linear", "dynamic", "llama3", "yarn", "factors")
 
 # A header can claim any number; these bounds (an order of magnitude above published models of this
 # family) keep a lying one from asking for terabytes before its weights are even looked at.
@@ -23,13 +25,6 @@ _LIMITS = {
     "num_kv_heads": 1_024,
     "head_dim": 1_024,
     "max_position_embeddings": 16_777_216,
-}
-_ROPE_NUMBERS = {
-    "linear": ("factor",),
-    "dynamic": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "yarn": ("factor", "original_max_position_embeddings"),
-    "factors": (),
 }
 
 
@@ -77,31 +72,29 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.architecture not in ARCHITECTURES:
             raise ModelFileError(
-                "architecture", repr(self.architecture), "one of " + ", ".join(ARCHITECTURES)
+                "architecture", shown(self.architecture), "one of " + ", ".join(ARCHITECTURES)
             )
         for name, most in _LIMITS.items():
             value = getattr(self, name)
-            if not _is_int(value) or not 1 <= value <= most:
-                raise ModelFileError(name, repr(value), f"a whole number from 1 to {most:,}")
+            if not is_whole(value) or not 1 <= value <= most:
+                raise ModelFileError(name, shown(value), f"a whole number from 1 to {most:,}")
         if self.num_heads % self.num_kv_heads:
             raise ModelFileError(
                 "num_kv_heads", self.num_kv_heads, f"a divisor of num_heads = {self.num_heads}"
             )
         if self.head_dim % 2:
             raise ModelFileError("head_dim", self.head_dim, "an even number (RoPE turns pairs)")
-        for name in ("rope_theta", "rms_norm_eps"):
-            value = getattr(self, name)
-            if not _is_number(value) or value <= 0:
-                raise ModelFileError(name, repr(value), "a finite number above 0")
-        _check_rope_scaling(self.rope_scaling, self.head_dim)
+        check_theta(self.rope_theta)
+        if not is_number(self.rms_norm_eps) or not 0 < self.rms_norm_eps <= 1:
+            raise ModelFileError("rms_norm_eps", shown(self.rms_norm_eps), "a number above 0, at most 1")
+        check_scaling(self.rope_scaling, self.head_dim)
         for name in ("tie_word_embeddings", "attention_bias", "output_bias", "mlp_bias", "qk_norm"):
             if not isinstance(getattr(self, name), bool):
-                raise ModelFileError(name, repr(getattr(self, name)), "true or false")
-        tokens = [*self.eos_token_ids, *(() if self.bos_token_id is None else (self.bos_token_id,))]
-        for token in tokens:
-            # Some published configurations name ids past the embedding; those are never produced.
-            if not _is_int(token) or token < 0:
-                raise ModelFileError("bos/eos token id", repr(token), "a whole number of at least 0")
+                raise ModelFileError(name, shown(getattr(self, name)), "true or false")
+        token_ids(self.bos_token_id, "bos_token_id")
+        token_ids(self.eos_token_ids, "eos_token_ids")
+        if isinstance(self.bos_token_id, (list, tuple)) or not isinstance(self.eos_token_ids, tuple):
+            raise ModelFileError("bos/eos token ids", "a list for one, or one for a list", "one and a tuple")
 
     @property
     def group(self) -> int:
@@ -140,26 +133,24 @@ class ModelConfig:
         architecture = record.get("model_type")
         if architecture not in ARCHITECTURES:
             raise ModelFileError(
-                "config.json model_type", repr(architecture), "one of " + ", ".join(ARCHITECTURES)
+                "config.json model_type", shown(architecture), "one of " + ", ".join(ARCHITECTURES)
             )
         _refuse_unsupported(record)
-        heads = _integer(record, "num_attention_heads")
-        hidden = _integer(record, "hidden_size")
-        if heads < 1:
-            raise ModelFileError("config.json num_attention_heads", heads, "a whole number of at least 1")
+        heads = whole(record, "num_attention_heads", least=1)
+        hidden = whole(record, "hidden_size")
         head_dim = record.get("head_dim")
         if head_dim is None:
             # Qwen3's default width is 128 whatever the hidden size (transformers, Qwen3Config).
             head_dim = 128 if architecture == "qwen3" else hidden // heads
-        bias = bool(record.get("attention_bias", False))
-        theta, scaling = _hf_rope(record)
+        bias = truth(record, "attention_bias")
+        theta, scaling = rope_from_hf(record)
         kv_heads = record.get("num_key_value_heads")
         return cls(
             architecture=architecture,
-            vocab_size=_integer(record, "vocab_size"),
+            vocab_size=whole(record, "vocab_size"),
             hidden_size=hidden,
-            intermediate_size=_integer(record, "intermediate_size"),
-            num_layers=_integer(record, "num_hidden_layers"),
+            intermediate_size=whole(record, "intermediate_size"),
+            num_layers=whole(record, "num_hidden_layers"),
             num_heads=heads,
             num_kv_heads=heads if kv_heads is None else kv_heads,
             head_dim=head_dim,
@@ -169,11 +160,11 @@ class ModelConfig:
             tie_word_embeddings=record.get("tie_word_embeddings", False),
             attention_bias=architecture == "qwen2" or bias,
             output_bias=architecture != "qwen2" and bias,
-            mlp_bias=architecture == "llama" and bool(record.get("mlp_bias", False)),
+            mlp_bias=architecture == "llama" and truth(record, "mlp_bias"),
             qk_norm=architecture == "qwen3",
             max_position_embeddings=record.get("max_position_embeddings", 2_048),
             bos_token_id=record.get("bos_token_id"),
-            eos_token_ids=_token_ids(record.get("eos_token_id")),
+            eos_token_ids=token_ids(record.get("eos_token_id"), "eos_token_id"),
         )
 
     @classmethod
@@ -189,151 +180,61 @@ class ModelConfig:
             biases: which of "qkv", "output", "mlp" biases the file has tensors for.
         """
         architecture = metadata.get("general.architecture")
-        if architecture not in ARCHITECTURES:
+        if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
             raise ModelFileError(
-                "general.architecture", repr(architecture), "one of " + ", ".join(ARCHITECTURES)
+                "general.architecture", shown(architecture), "one of " + ", ".join(ARCHITECTURES)
             )
         prefix = f"{architecture}."
 
-        def get(key: str, default: Any = None) -> Any:
-            return metadata.get(prefix + key, default)
+        def need(key: str, default: int | None = None, *, least: int | None = None) -> int:
+            return whole(metadata, prefix + key, default, least=least)
 
-        def need(key: str) -> int:
-            return _integer(metadata, prefix + key)
-
-        heads, hidden = need("attention.head_count"), need("embedding_length")
-        if heads < 1:
-            raise ModelFileError(prefix + "attention.head_count", heads, "a whole number of at least 1")
-        head_dim = get("attention.key_length", hidden // heads)
-        if get("attention.value_length", head_dim) != head_dim:
-            raise ModelFileError(
-                prefix + "attention.value_length", get("attention.value_length"), f"key_length = {head_dim}"
-            )
-        if get("rope.dimension_count", head_dim) != head_dim:
-            raise ModelFileError(
-                prefix + "rope.dimension_count", get("rope.dimension_count"), f"head_dim = {head_dim}"
-            )
-        if get("expert_count", 0):
-            raise ModelFileError(prefix + "expert_count", get("expert_count"), "no mixture of experts")
-        ends = (metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom"))
-        eos = [end for end in ends if end is not None]
+        heads, hidden = need("attention.head_count", least=1), need("embedding_length")
+        head_dim = need("attention.key_length", hidden // heads)
+        for key in ("attention.value_length", "rope.dimension_count"):
+            if need(key, head_dim) != head_dim:
+                raise ModelFileError(prefix + key, need(key), f"head_dim = {head_dim}")
+        if need("expert_count", 0):
+            raise ModelFileError(prefix + "expert_count", need("expert_count"), "no mixture of experts")
+        ends = [f"tokenizer.ggml.{kind}_token_id" for kind in ("eos", "eot", "eom")]
+        eos = [whole(metadata, key, least=0) for key in ends if metadata.get(key) is not None]
+        bos = "tokenizer.ggml.bos_token_id"
         context = need("context_length")
         return cls(
             architecture=architecture,
-            vocab_size=get("vocab_size", vocab_size),
+            vocab_size=need("vocab_size", vocab_size),
             hidden_size=hidden,
             intermediate_size=need("feed_forward_length"),
             num_layers=need("block_count"),
             num_heads=heads,
-            num_kv_heads=get("attention.head_count_kv", heads),
+            num_kv_heads=need("attention.head_count_kv", heads),
             head_dim=head_dim,
-            rope_theta=get("rope.freq_base", 10_000.0),
-            rope_scaling=_gguf_rope(get, context),
+            rope_theta=number(metadata, prefix + "rope.freq_base", 10_000.0),
+            rope_scaling=rope_from_gguf(metadata, prefix, context),
             # The key is required: a wrong epsilon gives a model that is subtly, silently wrong.
-            rms_norm_eps=_number(metadata, prefix + "attention.layer_norm_rms_epsilon"),
+            rms_norm_eps=number(metadata, prefix + "attention.layer_norm_rms_epsilon"),
             tie_word_embeddings=tied,
             attention_bias="qkv" in biases,
             output_bias="output" in biases,
             mlp_bias="mlp" in biases,
             qk_norm=architecture == "qwen3",
             max_position_embeddings=context,
-            bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
+            bos_token_id=whole(metadata, bos, least=0) if metadata.get(bos) is not None else None,
             eos_token_ids=tuple(dict.fromkeys(eos)),
         )
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _integer(record: Mapping[str, Any], key: str) -> int:
-    value = record.get(key)
-    if not _is_int(value):
-        raise ModelFileError(key, "nothing" if value is None else repr(value), "a whole number")
-    return int(value)  # type: ignore[arg-type]
-
-
-def _number(record: Mapping[str, Any], key: str) -> float:
-    value = record.get(key)
-    if not _is_number(value):
-        raise ModelFileError(key, "nothing" if value is None else repr(value), "a finite number")
-    return float(value)  # type: ignore[arg-type]
-
-
-def _token_ids(value: object) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, (list, tuple)) else (value,)  # type: ignore[return-value]
-
-
-def _check_rope_scaling(scaling: dict[str, Any] | None, head_dim: int) -> None:
-    if scaling is None:
-        return
-    kind = scaling.get("rope_type") if isinstance(scaling, dict) else scaling
-    if kind not in ROPE_TYPES:
-        raise ModelFileError("rope_scaling type", repr(kind), "default, " + ", ".join(ROPE_TYPES))
-    for key in _ROPE_NUMBERS[kind]:
-        value: Any = scaling.get(key)
-        if not _is_number(value) or value <= 0:
-            raise ModelFileError(f"rope_scaling {key}", repr(value), f"a number above 0 for {kind!r}")
-    if kind == "llama3" and scaling["high_freq_factor"] <= scaling["low_freq_factor"]:
-        raise ModelFileError(
-            "rope_scaling high_freq_factor", scaling["high_freq_factor"], "more than low_freq_factor"
-        )
-    if kind == "dynamic" and head_dim <= 2:
-        raise ModelFileError("head_dim", head_dim, "more than 2 for dynamic RoPE scaling")
-    if kind == "factors":
-        factors = scaling.get("factors")
-        good = isinstance(factors, (list, tuple)) and len(factors) == head_dim // 2
-        if not good or not all(_is_number(f) and f > 0 for f in factors):  # type: ignore[union-attr]
-            raise ModelFileError("rope_scaling factors", "a bad list", f"{head_dim // 2} numbers above 0")
-
-
-def _hf_rope(record: Mapping[str, Any]) -> tuple[Any, dict[str, Any] | None]:
-    parameters = record.get("rope_parameters") or {}
-    scaling = dict(parameters or record.get("rope_scaling") or {})
-    theta = scaling.pop("rope_theta", None)
-    if theta is None:
-        theta = record.get("rope_theta", 10_000.0)
-    kind = scaling.pop("type", None)
-    kind = scaling.pop("rope_type", kind)
-    if scaling.pop("partial_rotary_factor", record.get("partial_rotary_factor", 1.0)) not in (1, None):
-        raise ModelFileError("partial_rotary_factor", "less than 1", "1 (all of a head is rotated)")
-    if kind in (None, "default"):
-        return theta, None
-    if kind == "yarn" and scaling.get("factor") is None and "original_max_position_embeddings" in scaling:
-        original = scaling["original_max_position_embeddings"]
-        scaling["factor"] = record.get("max_position_embeddings", 0) / original if original else None
-    if kind in ("llama3", "yarn") and scaling.get("original_max_position_embeddings") is None:
-        scaling["original_max_position_embeddings"] = record.get("max_position_embeddings")
-    return theta, {"rope_type": kind, **scaling}
-
-
-def _gguf_rope(get: Any, context: int) -> dict[str, Any] | None:
-    kind = get("rope.scaling.type", "none")
-    if kind in ("none", ""):
-        return None
-    if kind not in ("linear", "yarn"):
-        raise ModelFileError("rope.scaling.type", repr(kind), "none, linear or yarn")
-    scaling: dict[str, Any] = {"rope_type": kind, "factor": get("rope.scaling.factor")}
-    if kind == "yarn":
-        scaling["original_max_position_embeddings"] = get("rope.scaling.original_context_length", context)
-    return scaling
 
 
 def _refuse_unsupported(record: Mapping[str, Any]) -> None:
     activation = record.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
-        raise ModelFileError("config.json hidden_act", repr(activation), "'silu'")
-    layers = record.get("num_hidden_layers")
-    kinds = record.get("layer_types") or ()
-    first_sliding = record.get("max_window_layers", 28)
-    slides = any(kind != "full_attention" for kind in kinds)
-    if not kinds and record.get("use_sliding_window") and _is_int(layers):
-        slides = not _is_int(first_sliding) or layers > first_sliding  # type: ignore[operator]
+        raise ModelFileError("config.json hidden_act", shown(activation), "'silu'")
+    kinds = record.get("layer_types")
+    if kinds is not None and not isinstance(kinds, list):
+        raise ModelFileError("config.json layer_types", shown(kinds), "a list of names")
+    layers, first_sliding = record.get("num_hidden_layers"), record.get("max_window_layers", 28)
+    windowed = truth(record, "use_sliding_window")
+    slides = any(kind != "full_attention" for kind in kinds or ())
+    if not kinds and windowed and is_whole(layers):
+        slides = not is_whole(first_sliding) or layers > first_sliding  # type: ignore[operator]
     if slides:
         raise ModelFileError("config.json", "sliding-window attention", "full attention in every layer")

@@ -82,10 +82,10 @@ class GgufFile:
         self.info: dict[str, Any] = {
             "source": str(self.path),
             "format": "gguf",
-            "name": str(header.metadata.get("general.name") or self.path.stem),
+            "name": _text(header.metadata, "general.name") or self.path.stem,
             "bytes": self.path.stat().st_size,
             "types": dict(Counter(info.type for info in header.tensors.values())),
-            "license": header.metadata.get("general.license"),
+            "license": _text(header.metadata, "general.license"),
         }
 
     @property
@@ -167,6 +167,12 @@ def _named(header: Header, path: str) -> dict[str, TensorInfo]:
     return named
 
 
+def _text(metadata: Mapping[str, Any], key: str) -> str | None:
+    """A key that only describes the model: a value of another kind is as good as none."""
+    value = metadata.get(key)
+    return value if isinstance(value, str) else None
+
+
 def _config(header: Header, tensors: Mapping[str, TensorInfo], path: str) -> ModelConfig:
     if EMBEDDING not in tensors:
         raise ModelFileError(path, "no tensor 'token_embd.weight'", "an embedding")
@@ -180,7 +186,7 @@ def _config(header: Header, tensors: Mapping[str, TensorInfo], path: str) -> Mod
         if f"model.layers.0.{part}.bias" in tensors
     }
     return ModelConfig.from_gguf(
-        {key: value for key, value in header.metadata.items() if not isinstance(value, np.ndarray)},
+        header.metadata,
         vocab_size=tensors[EMBEDDING].shape[0],
         tied=HEAD not in tensors,
         biases=biases,

@@ -12,8 +12,9 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
-from labkit.errors import InputError, MissingModelError, ModelFileError, require
+from labkit.errors import MissingModelError, ModelFileError, require
 from labkit.models.chat import render_chat
+from labkit.models.fields import shown, token_ids, truth
 
 _CONTROL, _USER_DEFINED = 3, 4  # token types of GGUF (gguf.TokenType)
 
@@ -64,8 +65,10 @@ class Tokenizer:
             ModelFileError: another kind of tokenizer, or lists that do not fit together.
         """
         kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "gpt-2")
-        if kind != "gpt2":
-            raise ModelFileError("tokenizer.ggml.model", repr(kind), "'gpt2' (byte-level BPE)")
+        if not isinstance(kind, str) or kind != "gpt2":
+            raise ModelFileError("tokenizer.ggml.model", shown(kind), "'gpt2' (byte-level BPE)")
+        if not isinstance(pre, str):
+            raise ModelFileError("tokenizer.ggml.pre", shown(pre), "the name of a pre-tokeniser")
         tokens = _strings(metadata, "tokenizer.ggml.tokens")
         vocab = {token: i for i, token in enumerate(tokens)}
         if len(vocab) != len(tokens):
@@ -90,12 +93,14 @@ class Tokenizer:
         ids = {key: _token_id(metadata, key, len(tokens)) for key in ("bos", "eos", "eot", "eom")}
         eos = dict.fromkeys(i for key in ("eos", "eot", "eom") if (i := ids[key]) is not None)
         template = metadata.get("tokenizer.chat_template")
+        if template is not None and not isinstance(template, str):
+            raise ModelFileError("tokenizer.chat_template", type(template).__name__, "text")
         return cls(
             inner,
             bos_id=ids["bos"],
-            add_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", pre == "llama-bpe")),
+            add_bos=truth(metadata, "tokenizer.ggml.add_bos_token", pre == "llama-bpe"),
             eos_ids=tuple(eos),
-            chat_template=template if isinstance(template, str) else None,
+            chat_template=template,
         )
 
     @classmethod
@@ -117,12 +122,13 @@ class Tokenizer:
         except Exception as error:  # the library raises plain Exception
             raise ModelFileError(str(path), f"not a tokenizer ({error})", "a tokenizer.json") from error
         config = _json_beside(path, "tokenizer_config.json")
-        ends = _json_beside(path, "generation_config.json").get("eos_token_id")
-        found = [ends] if isinstance(ends, int) else list(ends or ())
-        named = _token_text(config.get("eos_token"))
+        generation = path.with_name("generation_config.json")
+        ends = _json_beside(path, generation.name).get("eos_token_id")
+        found = list(token_ids(ends, f"{generation}: eos_token_id"))
+        named = _token_text(config, "eos_token")
         if named is not None and (number := inner.token_to_id(named)) is not None:
             found.append(number)
-        bos = _token_text(config.get("bos_token"))
+        bos = _token_text(config, "bos_token")
         return cls(
             inner,
             bos_id=None if bos is None else inner.token_to_id(bos),
@@ -294,28 +300,35 @@ def _json_beside(path: Path, name: str) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        value = json.loads(file.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelFileError(str(file), f"not JSON ({error})", "a JSON object") from error
     if not isinstance(value, dict):
         raise ModelFileError(str(file), type(value).__name__, "a JSON object")
     return value
 
 
-def _token_text(value: object) -> str | None:
+def _token_text(config: Mapping[str, Any], key: str) -> str | None:
+    value = config.get(key)
     if isinstance(value, Mapping):
-        value = value.get("content")
-    return value if isinstance(value, str) else None
+        value = value.get("content", False)
+    if value is not None and not isinstance(value, str):
+        raise ModelFileError(f"tokenizer_config.json {key}", shown(config[key]), "a token's text, or null")
+    # JSON can spell a lone surrogate, which the library cannot take.
+    return value if value is None else value.encode("utf-8", "replace").decode("utf-8")
 
 
 def _template_beside(path: Path, config: Mapping[str, Any]) -> str | None:
     file = path.with_name("chat_template.jinja")
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelFileError(str(file), f"not UTF-8 text ({error})", "a Jinja template") from error
     template = config.get("chat_template")
     if isinstance(template, list):  # named templates: the one called "default"
-        named = {t.get("name"): t.get("template") for t in template if isinstance(t, Mapping)}
-        template = named.get("default")
+        named = [t for t in template if isinstance(t, Mapping) and t.get("name") == "default"]
+        template = named[-1].get("template") if named else None
     if template is not None and not isinstance(template, str):
-        raise InputError("chat_template", type(template).__name__, "text")
+        raise ModelFileError("tokenizer_config.json chat_template", type(template).__name__, "text")
     return template

@@ -11,6 +11,7 @@ import torch
 from labkit.errors import ModelFileError
 from labkit.models.config import ModelConfig
 from labkit.models.model import expected_shapes, layer_of, matrix_names, role, shape_of
+from labkit.nn.rope import inverse_frequencies
 
 LLAMA = {
     "model_type": "llama",
@@ -58,9 +59,9 @@ def test_old_and_new_spelling_of_rope_scaling():
     assert old == new
     assert hf(rope_scaling={"rope_type": "default"}).rope_scaling is None
     yarn = hf(rope_scaling={"type": "yarn", "original_max_position_embeddings": 128})
-    assert yarn.rope_scaling["factor"] == 4.0
+    assert yarn.rope_scaling is not None and yarn.rope_scaling["factor"] == 4.0
     llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    assert hf(rope_scaling=llama3).rope_scaling["original_max_position_embeddings"] == 512
+    assert (hf(rope_scaling=llama3).rope_scaling or {})["original_max_position_embeddings"] == 512
 
 
 def test_record_round_trips_through_json_and_pickle():
@@ -96,10 +97,10 @@ def test_record_round_trips_through_json_and_pickle():
         ({"use_sliding_window": True, "max_window_layers": 1}, "sliding-window"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window"),
         ({"rope_scaling": {"type": "longrope"}}, "longrope"),
-        ({"rope_scaling": {"type": "linear"}}, "factor: got None"),
+        ({"rope_scaling": {"type": "linear"}}, "factor: got nothing"),
         ({"rope_scaling": {"type": "linear", "factor": -1}}, "factor"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
-        ({"eos_token_id": "two"}, "token id"),
+        ({"eos_token_id": "two"}, "eos_token_id"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
     ],
 )
@@ -154,7 +155,107 @@ def test_gguf_metadata():
         ({"qwen3.attention.value_length": 8}, "value_length"),
         ({"qwen3.rope.scaling.type": "yarn"}, "factor"),
         ({"general.architecture": None}, "architecture"),
-        ({"qwen3.attention.key_length": "16"}, "head_dim"),
+        ({"qwen3.attention.key_length": "16"}, "key_length: got '16'"),
     ):
         with pytest.raises(ModelFileError, match=message):
             ModelConfig.from_gguf(metadata | change, vocab_size=77, tied=True)
+
+
+GGUF_LLAMA = {
+    "general.architecture": "llama",
+    "llama.block_count": 2,
+    "llama.context_length": 256,
+    "llama.embedding_length": 64,
+    "llama.feed_forward_length": 96,
+    "llama.attention.head_count": 4,
+    "llama.attention.layer_norm_rms_epsilon": 1e-6,
+}
+YARN = {"type": "yarn", "factor": 4.0}
+
+
+def gguf_rope(scaling: dict | None = None, **rope):
+    keys = {f"llama.rope.{key}": value for key, value in rope.items()}
+    keys |= {f"llama.rope.scaling.{key}": value for key, value in (scaling or {}).items()}
+    return ModelConfig.from_gguf(GGUF_LLAMA | keys, vocab_size=77, tied=True).rope_scaling
+
+
+def test_gguf_rope_scaling_means_what_llama_cpp_makes_of_it():
+    linear = {"rope_type": "linear", "factor": 4.0}
+    assert gguf_rope({"factor": 4.0}) == linear  # no type is linear
+    assert gguf_rope({"type": "linear", "factor": 4.0}) == gguf_rope(scale_linear=4.0) == linear
+    assert gguf_rope({"factor": 4.0}, scale_linear=2.0) == linear  # the new name wins
+    for nothing in (
+        {},
+        {"factor": 0.0},
+        {"factor": 1.0},
+        {"type": "none", "factor": 4.0},
+        {"finetuned": True},
+    ):
+        assert gguf_rope(nothing) is None
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+    neutral = {
+        "yarn_ext_factor": -1.0,
+        "yarn_log_multiplier": 0.0,
+        "attn_factor": 1.0,
+        "yarn_attn_factor": 1.0,
+    }
+    assert gguf_rope(YARN) == gguf_rope(YARN | neutral) == yarn
+    assert gguf_rope({"type": "yarn"}, scale_linear=4.0) == yarn
+    betas = gguf_rope(YARN | {"yarn_beta_fast": 16.0, "yarn_beta_slow": 2.0, "original_context_length": 64})
+    assert betas == yarn | {"beta_fast": 16.0, "beta_slow": 2.0, "original_max_position_embeddings": 64}
+    # Both factors multiply YaRN's own temperature, 1 + 0.1 ln 4.
+    factor = gguf_rope(YARN | {"attn_factor": 0.5, "yarn_attn_factor": 3.0})["attention_factor"]
+    assert factor == pytest.approx(1.5 * 1.1386294361)
+
+
+def test_gguf_betas_and_attention_factor_reach_the_tables():
+    plain, one = inverse_frequencies(16, 1e4, gguf_rope(YARN))
+    fast, other = inverse_frequencies(16, 1e4, gguf_rope(YARN | {"yarn_beta_fast": 2.0, "attn_factor": 2.0}))
+    assert not torch.equal(plain, fast) and other == pytest.approx(2 * one)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "rope", "message"),
+    [
+        ({"type": "yarn"}, {}, "factor"),
+        (YARN | {"yarn_ext_factor": 0.5}, {}, "yarn_ext_factor: got 0.5"),
+        (YARN | {"yarn_log_multiplier": 0.1}, {}, "yarn_log_multiplier: got 0.1"),
+        (YARN | {"yarn_beta_fast": -1.0}, {}, "beta_fast"),
+        (YARN | {"yarn_beta_fast": "x"}, {}, "yarn_beta_fast"),
+        (YARN | {"attn_factor": -1.0}, {}, "attention_factor"),
+        ({"factor": 2.0, "attn_factor": 2.0}, {}, "attn_factor"),
+        ({"factor": -2.0}, {}, "factor"),
+        ({"alpha": 1000.0}, {}, "alpha"),
+        ({"surprise": 1.0}, {}, "rope.scaling.surprise"),
+        ({}, {"dimension_sections": [1, 2]}, "rope.dimension_sections"),
+        ({}, {"freq_base_swa": 1e4}, "rope.freq_base_swa"),
+    ],
+)
+def test_gguf_rope_keys_are_refused_by_name(scaling, rope, message):
+    with pytest.raises(ModelFileError, match=message):
+        gguf_rope(scaling, **rope)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_scaling": "x"},
+        {"rope_scaling": -1},
+        {"rope_scaling": []},
+        {"rope_scaling": {"factor": 2.0}},
+        {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}},
+        {"layer_types": -1},
+        {"rms_norm_eps": 10**400},
+        {"rope_theta": 10**30},
+        {"rope_theta": 1.0},
+        {"attention_bias": "no"},
+        {"eos_token_id": 2**31},
+        {"rope_scaling": {"type": "yarn", "factor": 2.0, "beta_fast": -1}},
+        {"rope_scaling": {"type": "yarn", "factor": 2.0, "attention_factor": "x"}},
+        {"rope_scaling": {"type": "linear", "factor": 10**30}},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_damaged_fields_are_refused_at_load(changes):
+    with pytest.raises(ModelFileError):
+        hf(**changes)
