@@ -8,7 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from labkit.check import Verdict, exercise, forbid_calls, not_yet, passed
-from labkit.check.traced import count_operations
+from labkit.check.normalise import pair, plain_int
+from labkit.check.traced import OPERATORS, HiddenWork, count_operations
+
+GIVEN = ("example_weight", "stand_in_weights", "relative_error")
+"""What notebooks import from here: an answer may use it."""
 
 BUDGET_BITS = 4.3
 """What exercise 02.5 allows for one weight, scales and offsets included."""
@@ -30,19 +34,32 @@ def q2_and_q5(answer: Any) -> Verdict:
     """``q2_and_q5(b0, b1, b2)`` gives the raw fields (0..7) of q2 and q5; scored in operators used."""
     forbid_calls(answer, _UNPACKERS)
     for b0, b1, b2 in _byte_triples():
-        got = answer(b0, b1, b2)
-        if not isinstance(got, tuple | list) or len(got) != 2:
-            return not_yet("two values, (q2, q5)", repr(got), "end with: return q2, q5")
+        came = answer(b0, b1, b2)
+        if (two := pair(came)) is None:
+            return not_yet("two values, (q2, q5)", repr(came), "end with: return q2, q5")
+        got = (plain_int(two[0]), plain_int(two[1]))
         word = b0 | b1 << 8 | b2 << 16
         expected = (word >> 6 & 7, word >> 15 & 7)
-        if tuple(got) != expected:
+        if got != expected:
             given = f"bytes {b0:08b} {b1:08b} {b2:08b} (each written high bit first)"
             wrong = 0 if got[0] != expected[0] else 1
             hint = _field_hint(wrong, got[wrong], b0, b1, b2)
-            return not_yet(f"{expected} for {given}", repr(tuple(got)), hint)
+            return not_yet(f"{expected} for {given}", repr(got), hint)
     samples = ((0, 0, 0), (255, 255, 255), (99, 174, 194))
-    score = max(count_operations(answer, *sample)[0] for sample in samples)
+    try:
+        score = max(count_operations(answer, *sample)[0] for sample in samples)
+    except HiddenWork:
+        return _uncounted()
     return passed("both fields are right for all values of their bits", score=score)
+
+
+def _uncounted() -> Verdict:
+    """For an answer that is right on plain ints and fails on the numbers that count."""
+    return not_yet(
+        f"operators that can be counted: {OPERATORS}",
+        "your result is right, but its operators could not be counted",
+        "no table, text, float or divmod: the score is the number of operators",
+    )
 
 
 def _field_hint(which: int, got: Any, b0: int, b1: int, b2: int) -> str:
@@ -90,14 +107,17 @@ def sign_extend(answer: Any) -> Verdict:
         hint = "no branch and no int(): operators only"
         return not_yet(f"{expected_codes} for an int16 tensor of 0..7", repr(given), hint)
     # bits is known in advance, so work on it alone is not counted
-    score = max(count_operations(lambda traced: answer(traced, 3), raw)[0] for raw in (1, 5))
+    try:
+        score = max(count_operations(lambda traced: answer(traced, 3), raw)[0] for raw in (1, 5))
+    except HiddenWork:
+        return _uncounted()
     return passed("right for 3, 4 and 8 bits, on numbers and on tensors", score=score)
 
 
 @exercise("02.3", title="What one weight costs")
 def stored_bits(answer: Any) -> Verdict:
     """``stored_bits(code_bits, group_size, has_offset)``: bits of a weight, all included."""
-    forbid_calls(answer, ("bits_per_weight", "packed_bytes"))
+    forbid_calls(answer, ("bits_per_weight", "bytes_per_weight", "packed_bytes", "Roofline", "MachineCard"))
     for code_bits, group, has_offset in itertools.product((3, 4), (16, 32, 64, 576), (False, True)):
         expected = code_bits + (32 if has_offset else 16) / group
         got = answer(code_bits, group, has_offset)
@@ -120,9 +140,9 @@ def scale_and_offset(answer: Any) -> Verdict:
     for (low, high), bits in itertools.product(ranges, (3, 4)):
         smallest, largest = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
         got = answer(low, high, bits)
-        if not isinstance(got, tuple | list) or len(got) != 2:
+        if (two := pair(got)) is None:
             return not_yet("two values, (scale, offset)", repr(got), "end with: return scale, offset")
-        scale, offset = got
+        scale, offset = two
         expected_scale = (high - low) / (largest - smallest)
         expected_offset = low - smallest * expected_scale
         if _close(scale, expected_scale) and _close(offset, expected_offset):
@@ -204,4 +224,7 @@ def _close(got: Any, expected: float) -> bool:
 
 
 def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, int | float) else repr(value)
+    try:
+        return f"{float(value):.4g}"  # NumPy's and torch's scalars too
+    except (TypeError, ValueError, RuntimeError):
+        return repr(value)

@@ -7,6 +7,7 @@ from typing import Any
 
 from labkit import quoted
 from labkit.check import Verdict, exercise, forbid_calls, not_yet, passed
+from labkit.check.normalise import items, plain_int
 from labkit.errors import InputError
 from labkit.models.error_budget import default_parts, remaining
 from labkit.quant.quantize import quantize
@@ -126,7 +127,7 @@ def matmul_in_blocks(answer: Any) -> Verdict:
     return passed("the same result, and never the whole matrix as floats", score=peak / 1024)
 
 
-@exercise("09.3", title="Swap a linear layer")
+@exercise("09.3", title="Swap a linear layer", none_ok=True)
 def swap_linear(answer: Any) -> Verdict:
     """``swap_linear(model, name, format, group_size)``: an nn.Linear becomes a QuantLinear, in place."""
     import torch
@@ -198,26 +199,35 @@ def error_budget(answer: Any) -> Verdict:
     """``error_budget(parts, budget)``: indices of the parts that get W4; scored by the damage left."""
     forbid_calls(answer, ("spend",))
     parts = default_parts()
-    got = answer(parts, BUDGET_BYTES)
-    if isinstance(got, set | tuple | range):
-        got = list(got)
-    right = isinstance(got, list) and all(isinstance(i, int) and 0 <= i < len(parts) for i in got)
-    if not right or len(set(got)) != len(got):
+    came = answer(parts, BUDGET_BYTES)
+    got = _indices(came, len(parts))
+    if got is None:
         return not_yet(
-            f"a list of different indices, 0 to {len(parts) - 1}", _number(got), "return indices into parts"
+            f"a list of different indices, 0 to {len(parts) - 1}", _number(came), "return indices into parts"
         )
     spent = sum(parts[i].extra_bytes for i in got)
     if spent > BUDGET_BYTES:
         return not_yet(
             f"at most {BUDGET_BYTES:,} bytes", f"{spent:,} bytes", "stop before the budget is passed"
         )
-    if answer(parts, 0):
+    nothing = answer(parts, 0)
+    if nothing is not None and items(nothing) != []:
         return not_yet("no part for a budget of 0", "some", "compare with the budget before you take a part")
     left = round(100 * remaining(parts, got), 1)
     if left > 46:
         hint = "three times the bytes must save three times the damage: sort by damage saved for each byte"
         return not_yet("at most 46 % of the damage left", f"{left:g} %", hint, score=left)
     return passed(f"{len(got)} of {len(parts)} parts in W4, {spent:,} bytes spent", score=left)
+
+
+def _indices(came: Any, count: int) -> list[int] | None:
+    """Different indices below ``count``, of any kind of integer in any kind of list; else None."""
+    found = items(came)
+    if found is None:
+        return None
+    got = [plain_int(item) for item in found]
+    right = all(isinstance(i, int) and 0 <= i < count for i in got)
+    return got if right and len(set(got)) == len(got) else None
 
 
 def _close(got: Any, wanted: float) -> bool:

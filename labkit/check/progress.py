@@ -1,23 +1,28 @@
-"""Local progress: one small JSON file per person; losing it is never an error."""
+"""Local progress: one small JSON file per person; trouble with it is a note, never an error."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from labkit import paths
 from labkit.atomic import write_json
 from labkit.check.verdict import Verdict
 
+T = TypeVar("T")
+
 VERSION = 1
 _LOCK_STALE_SECONDS = 5.0
+# on Windows a virus scanner or another reader holds a file for a moment
+_RETRY_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -35,17 +40,40 @@ def path() -> Path:
 
 
 def load() -> tuple[dict[str, Entry], str]:
-    """(entries by exercise id, note). The note is empty unless a damaged file was put aside."""
+    """(entries by exercise id, note). The note tells of a file that was put aside or cannot be read."""
+    try:
+        return _read()
+    except OSError as error:
+        return {}, f"the progress file cannot be read ({_why(error)}); nothing in it is lost"
+
+
+def _read() -> tuple[dict[str, Entry], str]:
+    """As :func:`load`; OSError when the file is there and its entries cannot be had or put aside."""
     file = path()
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-        return _entries(raw), ""
+        text = _patiently(lambda: file.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return {}, ""
-    except OSError as error:
-        return {}, f"progress cannot be read ({error.strerror}); it starts empty in this session"
-    except ValueError:
+    try:
+        return _entries(json.loads(text.decode("utf-8"))), ""
+    except (ValueError, RecursionError):
         return {}, _put_aside(file)
+
+
+def _patiently(action: Callable[[], T]) -> T:
+    """Do ``action``; while it is refused, try again for about a second."""
+    deadline = time.monotonic() + _RETRY_SECONDS
+    while True:
+        try:
+            return action()
+        except PermissionError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.05)
+
+
+def _why(error: OSError) -> str:
+    return error.strerror or str(error) or type(error).__name__
 
 
 def _entries(raw: Any) -> dict[str, Entry]:
@@ -67,30 +95,45 @@ def _entries(raw: Any) -> dict[str, Entry]:
 
 
 def _put_aside(file: Path) -> str:
-    """Rename a damaged file so that nothing is lost, and say where it went."""
+    """Rename a damaged file so that nothing is lost, and say where it went; OSError when it stays."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
     aside = file.with_name(f"{file.stem}.damaged-{stamp}.json")
     try:
-        file.replace(aside)
-    except OSError:
-        return "the progress file is damaged and cannot be moved; it starts empty in this session"
+        _patiently(lambda: file.replace(aside))
+    except OSError as error:
+        raise OSError(error.errno, f"it is damaged, and cannot be moved: {_why(error)}") from error
     return f"the progress file was damaged; it is kept as {aside.name}, and progress starts anew"
 
 
-def record(exercise: str, verdict: Verdict) -> None:
-    """Remember a verdict; "not attempted" leaves no trace. A folder that cannot be written is no error."""
+def record(exercise: str, verdict: Verdict) -> str:
+    """Remember a verdict; "not attempted" leaves no trace. Nothing here is an error.
+
+    Returns:
+        "" when it was kept as usual; a sentence when a damaged file was put aside; and
+        ``"not saved: ..."`` when it was not kept. What was recorded before is never lost.
+    """
     if verdict.state == "not attempted":
-        return
-    with contextlib.suppress(OSError):
-        path().parent.mkdir(parents=True, exist_ok=True)
-        with _lock(path().with_suffix(".lock")):
-            entries, _ = load()
-            entries[exercise] = _updated(entries.get(exercise), verdict)
-            rows = {
-                key: {"state": entry.state, "tries": entry.tries, "best": entry.best}
-                for key, entry in sorted(entries.items())
-            }
-            write_json(path(), {"version": VERSION, "exercises": rows})
+        return ""
+    try:
+        return _record(exercise, verdict)
+    except OSError as error:
+        return f"not saved: {_why(error)}"
+
+
+def _record(exercise: str, verdict: Verdict) -> str:
+    folder = path().parent
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(errno.EACCES, f"the folder {folder} cannot be written")  # no use to wait
+    with _lock(path().with_suffix(".lock")):
+        entries, note = _read()  # raises rather than letting an empty set replace what is there
+        entries[exercise] = _updated(entries.get(exercise), verdict)
+        rows = {
+            key: {"state": entry.state, "tries": entry.tries, "best": entry.best}
+            for key, entry in sorted(entries.items())
+        }
+        _patiently(lambda: write_json(path(), {"version": VERSION, "exercises": rows}))
+    return note
 
 
 def _updated(old: Entry | None, verdict: Verdict) -> Entry:
@@ -109,16 +152,18 @@ def _lock(file: Path) -> Iterator[None]:
     deadline = time.monotonic() + 2 * _LOCK_STALE_SECONDS
     while True:
         try:
-            os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            os.close(_patiently(lambda: os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY)))
             break
         except FileExistsError:
             with contextlib.suppress(OSError):
-                if time.time() - file.stat().st_mtime > _LOCK_STALE_SECONDS:
+                # a time in the future is a clock that was set back
+                if abs(time.time() - file.stat().st_mtime) > _LOCK_STALE_SECONDS:
                     file.unlink()
             if time.monotonic() > deadline:
-                break
+                raise TimeoutError(errno.ETIMEDOUT, f"{file.name} is held by another notebook") from None
             time.sleep(0.02)
     try:
         yield
     finally:
-        file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what stays behind is stale in seconds
+            _patiently(lambda: file.unlink(missing_ok=True))

@@ -16,12 +16,13 @@ from typing import Any
 import labkit.check as package
 from labkit.check import progress, session, stub
 from labkit.check.forbid import ForbiddenCall
+from labkit.check.own import borrowed
 from labkit.check.verdict import Verdict, not_attempted, not_yet
 from labkit.errors import require
 
 _registry: dict[str, Exercise] = {}
 _RESERVED = {"exercise", "exercises", "find", "forbid_calls", "not_attempted", "not_yet", "passed"}
-_RESERVED |= {"progress", "session", "stub", "forbid", "verdict", "signatures"}
+_RESERVED |= {"progress", "session", "stub", "forbid", "verdict", "signatures", "own", "normalise", "traced"}
 
 
 class ReferenceFailed(AssertionError):
@@ -37,6 +38,7 @@ class Exercise:
         name: the attribute of ``labkit.check`` and the name of the reference solution.
         par: a good score; ``limit``: the worst score that passes; ``unit``: of both.
         better: ``"lower"`` or ``"higher"``.
+        none_ok: a function that returns None may be right (it changes its argument in place).
     """
 
     id: str
@@ -47,6 +49,7 @@ class Exercise:
     limit: float | None = None
     unit: str = ""
     better: str = "lower"
+    none_ok: bool = False
 
     @property
     def chapter(self) -> str:
@@ -60,8 +63,8 @@ class Exercise:
         """
         if session.current.solve:
             return self._check_reference(context)
-        verdict = self._framed(self._judge(answer, context))
-        progress.record(self.id, verdict)
+        verdict = self._framed(self._judge(answer, context, own=True))
+        verdict = verdict.with_frame(note=progress.record(self.id, verdict))
         self._log(verdict)
         return verdict
 
@@ -79,27 +82,32 @@ class Exercise:
     def _log(self, verdict: Verdict) -> None:
         session.log({"event": "check", "exercise": self.id, "state": verdict.state, "score": verdict.score})
 
-    def _judge(self, answer: Any, context: dict[str, Any]) -> Verdict:
+    def _judge(self, answer: Any, context: dict[str, Any], *, own: bool = False) -> Verdict:
+        """``own``: refuse what is, or uses, the library's own answer."""
         if stub.is_blank(answer):
             return not_attempted()
         watched = stub.Watched()
         given = watched.wrap(answer) if isinstance(answer, FunctionType) else answer
         try:
+            if own and (name := borrowed(answer)):
+                return _not_own(name)
             verdict = self.function(given, **context)
-        except NotImplementedError:
-            return not_attempted()
+        except NotImplementedError as error:
+            return not_attempted() if _is_own_raise(error, answer) else _raised(error, answer)
         except ForbiddenCall as found:
             return not_yet(
                 "your own code", f"a use of {found.name}", f"{found.name} is what you are building here"
             )
         except (Exception, SystemExit) as error:
-            if watched.never_answered:
-                return not_attempted()
+            if watched.never_answered and not self.none_ok:
+                return _nothing_returned("a value from your function", watched.last)
             return _raised(error, answer)
         if not isinstance(verdict, Verdict):
             raise TypeError(f"exercise {self.id} returned {type(verdict).__name__}; expected a Verdict")
-        # a function that gives nothing back is a stub; the check saw only Nones
-        return not_attempted() if verdict.state == "not yet" and watched.never_answered else verdict
+        # stubs are gone by now: this function does something, and gives nothing back
+        if verdict.state == "not yet" and watched.never_answered and not self.none_ok:
+            return _nothing_returned(verdict.expected, watched.last)
+        return verdict
 
     def _framed(self, verdict: Verdict) -> Verdict:
         framed = verdict.with_frame(
@@ -116,6 +124,21 @@ class Exercise:
                 hint = "the result is right; the score is not good enough yet"
                 return framed.with_frame(state="not yet", hint=framed.hint or hint)
         return framed
+
+
+def _nothing_returned(expected: str, value: Any) -> Verdict:
+    return not_yet(expected, f"your function returned {value!r}", "did you forget `return`?")
+
+
+def _is_own_raise(error: BaseException, answer: Any) -> bool:
+    """True for ``raise NotImplementedError`` in the answer's module; torch raises it for its own reasons."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_globals is getattr(answer, "__globals__", frame.f_globals)
+
+
+def _not_own(name: str) -> Verdict:
+    hint = "solutions.show(...) is there to be read; close it and write the answer in your own words"
+    return not_yet("an answer of your own", f"a use of {name}, which is the course's own answer", hint)
 
 
 def _raised(error: BaseException, answer: Any) -> Verdict:
@@ -142,13 +165,14 @@ def exercise(
     limit: float | None = None,
     unit: str = "",
     better: str = "lower",
+    none_ok: bool = False,
 ) -> Callable[[Callable[..., Verdict]], Exercise]:
     """Register a check function under its own name: ``check.<name>``.
 
     Args:
         id: ``"02.1"``; the first part is the chapter.
         title: a few words for the verdict and the map.
-        par, limit, unit, better: see :class:`Exercise`; without ``limit`` any score passes.
+        par, limit, unit, better, none_ok: see :class:`Exercise`; without ``limit`` any score passes.
     """
     require(re.fullmatch(r"\d\d\.\d+", id) is not None, "id", repr(id), "such as '02.1'")
     require(better in ("lower", "higher"), "better", repr(better), "'lower' or 'higher'")
@@ -162,7 +186,7 @@ def exercise(
             not other and name not in _RESERVED, "exercise", name, "a name no other chapter or helper uses"
         )
         require(twin is None, "id", f"{id} twice ({name})", "one exercise an id")
-        made = Exercise(id, name, title, function, par, limit, unit, better)
+        made = Exercise(id, name, title, function, par, limit, unit, better, none_ok)
         _registry[name] = made
         return made
 

@@ -40,12 +40,12 @@ def is_stub(function: FunctionType) -> bool:
 
 
 class Watched:
-    """Calls a student's function and remembers what came back, to tell a stub from a wrong answer."""
+    """Calls a student's function and remembers whether it ever gave anything back."""
 
     def __init__(self) -> None:
         self.calls = 0
         self.only_blank = True
-        self.inside = False
+        self.last: Any = None
 
     def wrap(self, function: Any) -> Any:
         """A stand-in for ``function`` with the same name, signature and ``__wrapped__``."""
@@ -59,6 +59,7 @@ class Watched:
             except BaseException:
                 self.only_blank = False
                 raise
+            self.last = value
             if not (value is None or value is NotImplemented or value is Ellipsis):
                 self.only_blank = False
             return value

@@ -13,7 +13,11 @@ from typing import Any, NoReturn
 
 
 class HiddenWork(TypeError):
-    """The answer left the counted operators; the message says how."""
+    """The answer left the counted operators, so its work cannot be scored."""
+
+
+OPERATORS = "& | ^ ~ << >> + - * // % and comparisons of ints"
+"""What :class:`TracedInt` counts, for messages."""
 
 
 class TracedInt:
@@ -36,22 +40,27 @@ class TracedInt:
         return bool(self.value)
 
     def __index__(self) -> NoReturn:
-        raise HiddenWork("a traced number cannot index, print or convert: use & | ^ << >> + - only")
+        raise HiddenWork(f"a number that is counted cannot index, print or convert: use {OPERATORS}")
 
-    __int__ = __index__
+    __int__ = __float__ = __str__ = __index__
+
+    def __format__(self, spec: str) -> NoReturn:
+        self.__index__()
+
     __hash__: Any = None  # a table keyed by the byte would hide the work
 
 
 def _binary(sign: str, plain: Callable[[int, int], Any]) -> tuple[Any, Any]:
     def forward(self: TracedInt, other: Any) -> Any:
         if not isinstance(other, int | TracedInt):
-            return NotImplemented
+            # NotImplemented would make == fall back to identity, and quietly be False
+            raise HiddenWork(f"{sign} is counted between ints only")
         self.counts[sign] += 1
         return TracedInt(int(plain(self.value, plain_value(other))), self.counts)
 
     def backward(self: TracedInt, other: Any) -> Any:
         if not isinstance(other, int):
-            return NotImplemented
+            raise HiddenWork(f"{sign} is counted between ints only")
         self.counts[sign] += 1
         return TracedInt(int(plain(other, self.value)), self.counts)
 
@@ -99,7 +108,16 @@ def count_operations(function: Callable[..., Any], *numbers: int) -> tuple[int, 
 
     Returns:
         How many operators it used, and what it returned.
+
+    Raises:
+        HiddenWork: the function failed on traced numbers, whatever the error was.
     """
     counts: Counter[str] = Counter()
-    result = function(*(TracedInt(number, counts) for number in numbers))
+    try:
+        result = function(*(TracedInt(number, counts) for number in numbers))
+    except HiddenWork:
+        raise
+    except Exception as error:
+        # other operators (divmod, /) fail in Python's own words, which name a class nobody wrote
+        raise HiddenWork(f"only these operators are counted: {OPERATORS}") from error
     return counts.total(), result

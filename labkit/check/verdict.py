@@ -26,6 +26,7 @@ class Verdict:
         score: a number to compare with par, or None.
         exercise, title, par, limit, unit, better: filled in by the frame.
         reference: True when the reference solution was checked (solve on).
+        note: why the progress could not be saved; empty when it was.
     """
 
     state: State
@@ -41,6 +42,7 @@ class Verdict:
     unit: str = ""
     better: str = "lower"
     reference: bool = False
+    note: str = ""
 
     def __bool__(self) -> bool:
         return self.state == "passed"
@@ -63,7 +65,7 @@ class Verdict:
     def lines(self) -> list[tuple[str, str]]:
         """(label, text) pairs below the heading; a label may be empty."""
         rows = [("", self.message), ("score", self.score_line()), ("expected", self.expected)]
-        rows += [("got", self.got), ("hint", self.hint)]
+        rows += [("got", self.got), ("hint", self.hint), ("note", self.note)]
         return [(label, value) for label, value in rows if value]
 
     def heading(self) -> str:

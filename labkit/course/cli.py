@@ -59,13 +59,13 @@ def _course(options: dict[str, Any], list_only: bool) -> int:
     console = Console()
     try:
         request = runner.prepare(**options)
+        if list_only:
+            console.listing(request)
+            return EXIT_PASSED
+        return runner.run(request, console).exit_code
     except InputError as error:
         console.usage(error)
         return EXIT_USAGE
-    if list_only:
-        console.listing(request)
-        return EXIT_PASSED
-    return runner.run(request, console).exit_code
 
 
 @notebook_app.command("format")

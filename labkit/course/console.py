@@ -89,8 +89,7 @@ class Console:
             self._failure(result.failure)
 
     def _failure(self, failure: Failure) -> None:
-        where = f"code cell {failure.number} of {failure.of}"
-        self.out.print(f"   [red]{where}[/red] {escape(failure.summary())}")
+        self.out.print(f"   [red]{failure.where}[/red] {escape(failure.summary())}")
         lines = failure.source.splitlines()
         for number, line in enumerate(lines[:_SOURCE_LINES], 1):
             self.out.print(f"   {number:>3} | {escape(line)}")

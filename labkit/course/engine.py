@@ -16,6 +16,7 @@ from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import Engine
 
 from labkit.course.execute import ipc_prefix, pinned_timeout
+from labkit.course.output import CellText, finish
 
 KERNEL_START_SECONDS = 120
 # a loaded machine can take seconds to hand over a cell's last output
@@ -36,14 +37,32 @@ class _Client(PapermillNotebookClient):
     """Counts the cells that really completed; an exception of any kind leaves its cell uncounted."""
 
     state: Any = None
+    text: CellText = CellText()
+    replied: bool = False
 
     def execute_cell(self, cell: Any, cell_index: int, *args: Any, **kwargs: Any) -> Any:
         """Run one cell; same contract as nbclient's."""
         self.state.at = cell_index
-        result = super().execute_cell(cell, cell_index, *args, **kwargs)
-        if cell.cell_type == "code" and cell.source.strip():
+        self.text, self.replied = CellText(), False
+        try:
+            result = super().execute_cell(cell, cell_index, *args, **kwargs)
+        finally:
+            finish(cell.get("outputs", []))
+        # nbclient returns in the same way for a cell that it skips: text, empty, tagged skip-execution
+        if self.replied:
             self.state.completed(cell_index)
         return result
+
+    def note_reply(self, **_: Any) -> None:
+        """The kernel has answered: the cell really ran."""
+        self.replied = True
+
+    def output(self, outs: Any, msg: Any, display_id: Any, cell_index: int) -> Any:
+        """Keep one output; same contract as nbclient's."""
+        made = super().output(outs, msg, display_id, cell_index)
+        if made is not None:
+            self.text.take(outs)
+        return made
 
 
 class LabkitEngine(Engine):
@@ -65,9 +84,10 @@ class LabkitEngine(Engine):
             startup_timeout=KERNEL_START_SECONDS,
             iopub_timeout=OUTPUT_WAIT_SECONDS,
             store_widget_state=False,
-            coalesce_streams=True,
+            coalesce_streams=False,  # quadratic in a line's length; labkit.course.output does it instead
         )
         client.state = state
+        client.on_cell_executed = client.note_reply
         try:
             client.execute(**state.launch)
         except Exception as error:

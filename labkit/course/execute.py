@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.check.session import LOG_VARIABLE
-from labkit.course.notebook import Notebook, dumps, joined
+from labkit.course.notebook import SKIP_TAG, Notebook, dumps, joined, tags
 
 CELL_TIMEOUT = 300.0
 _IPC_PATH_LIMIT = 80
@@ -40,7 +40,7 @@ class Failure:
 
     Attributes:
         cell: index in the executed notebook (papermill's injected cell counts).
-        number: which code cell it is, from 1; ``of``: how many code cells there are.
+        number: which code cell it is, from 1, or 0 outside the cells; ``of``: how many there are.
     """
 
     cell: int
@@ -50,6 +50,11 @@ class Failure:
     ename: str
     evalue: str
     traceback: str
+
+    @property
+    def where(self) -> str:
+        """Such as ``code cell 3 of 9``; a failure of files or of the kernel's start has no cell."""
+        return f"code cell {self.number} of {self.of}" if self.number else "outside the cells"
 
     def summary(self) -> str:
         """One line: the error's name and message."""
@@ -236,6 +241,8 @@ def _failure(book: Notebook, state: _Progress) -> Failure | None:
                 return _made_failure(book, index, number, wanted, output["ename"], output["evalue"], text)
         if index not in state.done:
             ename, evalue = _why_stopped(state)
+            if SKIP_TAG in tags(cell):
+                ename, evalue = "Skipped", f"the cell is tagged {SKIP_TAG} and did not run"
             return _made_failure(book, index, number, wanted, ename, evalue, "")
     if state.error is not None:
         return Failure(0, 0, len(wanted), "", type(state.error).__name__, str(state.error), "")

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit.course.notebook import Cell, Notebook, dumps, is_checked, joined, normalise, parse, tags
-from labkit.course.params import PARAMETERS_TAG, RESERVED, read_parameters, start_call
+from labkit.course.notebook import SKIP_TAG, Cell, Notebook, dumps, is_checked, joined, normalise, parse, tags
+from labkit.course.params import PARAMETERS_TAG, RESERVED, checked_names, read_parameters, start_call
 from labkit.course.source import calls
 from labkit.errors import InputError
 
@@ -175,6 +175,8 @@ def _tagged(book: Notebook) -> Problems:
     for index, cell in enumerate(book["cells"]):
         if "raises-exception" in tags(cell):
             yield Problem("raises", index, "a cell may not raise; show the error with try/except")
+        if SKIP_TAG in tags(cell):
+            yield Problem("skipped", index, f"a cell tagged {SKIP_TAG} is never run; let the code decide")
 
 
 def _parameters(book: Notebook) -> Problems:
@@ -191,6 +193,12 @@ def _parameters(book: Notebook) -> Problems:
     following = next((i for i in range(at + 1, len(cells)) if cells[i]["cell_type"] == "code"), None)
     if following is None or start_call(joined(cells[following]["source"])) is None:
         yield Problem("start", following, "the code cell after the parameters does not call course.start")
+    else:
+        checked = checked_names(joined(cells[following]["source"]))
+        for name in names:
+            if name not in (*RESERVED, *checked):
+                message = f"the parameter {name} is never checked; give course.start {name}=({name}, RULE)"
+                yield Problem("unchecked", following, message)
     starts = [i for i, _, source in _cells(book, "code") if start_call(source) is not None]
     if len(starts) > 1:
         yield Problem("start", starts[1], "course.start is called twice")

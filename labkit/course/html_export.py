@@ -138,7 +138,9 @@ def _failure(entry: dict[str, Any]) -> str:
     failure = entry.get("failure")
     if not failure:
         return ""
-    head = f"code cell {failure['code_cell']} of {failure['of']}: {failure['error']}: {failure['message']}"
+    number = failure["code_cell"]
+    where = f"code cell {number} of {failure['of']}" if number else "outside the cells"
+    head = f"{where}: {failure['error']}: {failure['message']}"
     text = html.escape(f"{head}\n\n{failure['source']}")
     return f"<tr><td></td><td colspan='5'><pre>{text}</pre></td></tr>"
 

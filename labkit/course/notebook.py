@@ -17,6 +17,7 @@ from labkit.errors import refuse
 
 CHECK_MARK = "# NBVAL_CHECK_OUTPUT"
 CHECK_TAG = "nbval-check-output"
+SKIP_TAG = "skip-execution"
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 LANGUAGE = {"file_extension": ".py", "name": "python"}
 _CELL_METADATA = ("deletable", "editable", "jupyter", "labkit", "nbgrader", "slideshow", "tags")

@@ -116,6 +116,17 @@ def start_call(cell_source: str) -> ast.Call | None:
     return None
 
 
+def checked_names(cell_source: str) -> set[str]:
+    """The parameters that a cell's ``course.start`` call checks: its pairs ``name=(name, rule)``."""
+    call = start_call(cell_source)
+    return {
+        keyword.arg
+        for keyword in (call.keywords if call else [])
+        if keyword.arg and isinstance(keyword.value, ast.Tuple) and len(keyword.value.elts) == 2
+        if isinstance(first := keyword.value.elts[0], ast.Name) and first.id == keyword.arg
+    }
+
+
 def _start_rules(book: Notebook) -> dict[str, rules.Rule]:
     """Rules by parameter name, from the pairs ``name=(name, course.whole(1, 64))`` of the start call."""
     out: dict[str, rules.Rule] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shutil
@@ -201,21 +202,28 @@ def run(request: Request, reporter: Reporter | None = None) -> CourseResult:
     """Run the chapters one after another; a failing one does not stop the others."""
     tell = reporter or Silent()
     result = CourseResult(request.out, [])
-    request.out.mkdir(parents=True, exist_ok=True)
+    try:
+        request.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        refuse("--out", _in_words(error, request.out), "a folder that can be written")
     tell.begin(request)
     facts = environment.facts()
+    entries: dict[str, dict[str, Any]] = {}
     try:
         for job in request.jobs:
             tell.chapter(job)
             one = ChapterResult(job.chapter, "interrupted", parameters=job.values)
             result.results.append(one)
-            _run_job(job, request, one, tell)
-            _store(request, one, facts)
+            try:
+                _run_job(job, request, one, tell)
+            except Exception as error:  # a locked or missing file, a full disk: the other chapters still run
+                _failed_outside(one, error, request.out)
+            _store(request, one, entries, facts)
             tell.finished(one)
     except KeyboardInterrupt:
         result.interrupted = True
         if result.results and result.results[-1].status == "interrupted":
-            _store(request, result.results[-1], facts)
+            _store(request, result.results[-1], entries, facts)
     finally:
         tell.end(result)
     return result
@@ -243,7 +251,7 @@ def _run_job(job: Job, request: Request, one: ChapterResult, tell: Reporter) -> 
     """Execute, write the notebook and its HTML; ``one`` is filled in as far as it came."""
     files = request.out / "files" / job.chapter.number
     shutil.rmtree(files, ignore_errors=True)
-    files.mkdir(parents=True)
+    files.mkdir(parents=True, exist_ok=True)  # a file that is open on Windows outlives rmtree
     for stale in (request.out / job.path.name, request.out / f"{job.path.stem}.html"):
         stale.unlink(missing_ok=True)
 
@@ -255,7 +263,7 @@ def _run_job(job: Job, request: Request, one: ChapterResult, tell: Reporter) -> 
         job.book, job.values, timeout=request.timeout, cwd=files, results=files, on_cell=on_cell
     )
     for folder in (files, files.parent):
-        if not any(folder.iterdir()):
+        with contextlib.suppress(OSError):  # not empty, or held open
             folder.rmdir()
     one.seconds, one.cells_done, one.cells_total = round(done.seconds, 2), done.done, done.total
     one.failure = done.failure
@@ -269,6 +277,27 @@ def _run_job(job: Job, request: Request, one: ChapterResult, tell: Reporter) -> 
     except Exception as error:  # the chapter ran; a page that cannot be made must not hide that
         one.note = f"no HTML page: {type(error).__name__}: {error}"
     one.status = "failed" if done.failure else "passed"
+
+
+def _in_words(error: BaseException, out: Path) -> str:
+    """An error as one line; a file's place is told from the output folder on."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error) or type(error).__name__
+    if error.filename is None:
+        return error.strerror
+    named = Path(os.fsdecode(error.filename))
+    shown = named.relative_to(out).as_posix() if out in named.parents else str(named)
+    return f"{error.strerror}: {shown}"
+
+
+def _failed_outside(one: ChapterResult, error: Exception, out: Path) -> None:
+    """The chapter failed in its files, not in a cell; a cell's own failure comes first."""
+    words = _in_words(error, out)
+    one.status = "failed"
+    if one.failure is None:
+        one.failure = Failure(0, 0, one.cells_total, "", type(error).__name__, words, "")
+    else:
+        one.note = f"{one.note}; {words}" if one.note else words
 
 
 def _read_reports(done: Run, one: ChapterResult) -> None:
@@ -324,10 +353,22 @@ def read_summary(out: Path) -> dict[str, Any]:
         return {}
 
 
-def _store(request: Request, one: ChapterResult, facts: dict[str, Any]) -> None:
-    """Put one chapter into summary.json and index.html; what other runs left there stays."""
-    chapters = read_summary(request.out)
-    chapters[one.chapter.number] = _entry(one, facts)
+def _store(
+    request: Request, one: ChapterResult, entries: dict[str, dict[str, Any]], facts: dict[str, Any]
+) -> None:
+    """Put one chapter into ``entries``, and all of them into the files; a chapter not kept has failed."""
+    entries[one.chapter.number] = _entry(one, facts)
+    try:
+        _write_summary(request, entries)
+    except Exception as error:
+        if one.status != "interrupted":
+            _failed_outside(one, error, request.out)
+        entries[one.chapter.number] = _entry(one, facts)  # the next chapter's turn tries again
+
+
+def _write_summary(request: Request, entries: dict[str, dict[str, Any]]) -> None:
+    """summary.json and index.html with this run's entries; what other runs left there stays."""
+    chapters = read_summary(request.out) | entries
     ordered = {number: chapters[number] for number in sorted(chapters)}
     summary = {"version": SUMMARY_VERSION, "origin": "measured", "chapters": ordered}
     write_json(request.out / "summary.json", summary)

@@ -31,7 +31,7 @@ def steady(seconds):
     """Median of the warm calls, and whether they agree with each other."""
     warm = sorted(seconds[1:])
     median = statistics.median(warm)
-    return median, warm[-1] - warm[0] <= 0.3 * median
+    return median, warm[-1] - warm[0] <= 0.25 * median
 
 
 # 7B needs 3.66 GiB for its weights alone; with the cache and the reserve it is above 4 GiB.

@@ -70,10 +70,14 @@ def _computing_nothing(x: int) -> Any:
     y = x + 1  # noqa: F841
 
 
+def _printing(x: int) -> Any:
+    print(2 * x)
+
+
 @pytest.mark.parametrize(
     "stub",
     [None, ..., NotImplemented, [None, ...], {"a": None}, (None, (None,))]
-    + [_ellipsis, _documented, _passing, _none, _raising, _raising_with_text, _computing_nothing],
+    + [_ellipsis, _documented, _passing, _none, _raising, _raising_with_text],
     ids=lambda stub: getattr(stub, "__name__", repr(stub)),
 )
 def test_a_stub_is_not_attempted(double: check.Exercise, stub: Any) -> None:
@@ -81,6 +85,26 @@ def test_a_stub_is_not_attempted(double: check.Exercise, stub: Any) -> None:
     assert verdict.state == "not attempted"
     assert "not attempted" in repr(verdict)
     assert not verdict
+
+
+@pytest.mark.parametrize("answer", [_computing_nothing, _printing])
+def test_a_forgotten_return_is_an_attempt(double: check.Exercise, answer: Any) -> None:
+    verdict = double(answer)
+    assert verdict.state == "not yet" and verdict.expected == "6"
+    assert verdict.got == "your function returned None" and "forget `return`" in verdict.hint
+
+    @exercise("99.6", title="t")
+    def opens_it(answer: Any) -> check.Verdict:
+        return passed() if len(answer(3)) else not_yet(1, 2)
+
+    assert opens_it(answer).got == "your function returned None"  # and no TypeError about len()
+
+    @exercise("99.7", title="t", none_ok=True)
+    def in_place(answer: Any) -> check.Verdict:
+        answer(3)
+        return not_yet("a change", "none", "change it")
+
+    assert in_place(answer).hint == "change it"
 
 
 def test_the_three_states_and_the_score(double: check.Exercise) -> None:
@@ -132,6 +156,17 @@ def test_an_error_in_the_answer_names_its_line_and_no_address(double: check.Exer
     assert repr(double(answer)) == text
 
 
+def test_an_error_of_a_library_is_an_attempt(double: check.Exercise) -> None:
+    scope: dict[str, Any] = {"__name__": "torch_like"}
+    exec("def missing(x):\n    raise NotImplementedError('no kernel for this')", scope)
+
+    def answer(x: int) -> Any:
+        return scope["missing"](x)
+
+    verdict = double(answer)
+    assert verdict.state == "not yet" and "no kernel for this" in verdict.got
+
+
 def test_a_keyboard_interrupt_is_the_users(double: check.Exercise) -> None:
     def answer(x: int) -> int:
         raise KeyboardInterrupt
@@ -164,6 +199,7 @@ _alias = library_double
         lambda x: getattr(library, "library_double")(x),  # noqa: B009
         lambda x: library.library_double(x),
         functools.partial(_helper),
+        functools.wraps(_documented)(lambda x: library_double(x)),
         library_double,
     ],
 )
@@ -246,3 +282,12 @@ def test_every_registered_exercise_has_a_solution_that_is_shown_and_passes() -> 
 def test_a_solution_that_does_not_exist_is_refused_readably() -> None:
     with pytest.raises(InputError, match="exercise"):
         solutions.show("98.1")
+
+
+def test_progress_that_could_not_be_saved_is_said_beside_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    from labkit.check import progress
+
+    monkeypatch.setattr(progress, "record", lambda exercise, verdict: "not saved: the disk is full")
+    verdict = check.headline(lambda findings: "nothing")
+    assert "note: not saved: the disk is full" in repr(verdict)
+    assert "not saved: the disk is full" in verdict._repr_html_()

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from labkit import check, device
 from labkit.check.ch01 import CountedWeights
@@ -25,7 +26,7 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_references_pass_and_stubs_are_not_attempted(name: str) -> None:
     exercise = check.find(name)
-    assert exercise(getattr(reference, name)).state == "passed"
+    assert exercise.function(getattr(reference, name)).state == "passed"
 
     def stub(*args: Any) -> Any:
         return None
@@ -61,7 +62,7 @@ def test_near_misses(name: str, answer: Any) -> None:
 
 
 def test_numpy_scalars_are_numbers() -> None:
-    assert check.find("weight_bytes")(lambda *a: np.float32(reference.weight_bytes(*a)))
+    assert check.find("weight_bytes").function(lambda *a: np.float32(reference.weight_bytes(*a)))
 
 
 def naive(weights: CountedWeights, x: np.ndarray) -> np.ndarray:
@@ -70,15 +71,29 @@ def naive(weights: CountedWeights, x: np.ndarray) -> np.ndarray:
 
 def test_batched_rows_scores_the_reads() -> None:
     batched = check.find("batched_rows")
-    assert batched(reference.batched_rows).score == 1
+    assert batched.function(reference.batched_rows).score == 1
     slow = batched(naive)
     assert slow.state == "not yet" and slow.score == 13
     assert "swap the two loops" in slow.hint
 
 
+def by_columns(weights: CountedWeights, x: np.ndarray) -> np.ndarray:
+    return np.stack([x @ weights.row(n) for n in range(weights.shape[0])], axis=1)
+
+
+@pytest.mark.parametrize(
+    "dress", [torch.tensor, np.ndarray.tolist, lambda y: torch.tensor(y).requires_grad_(), np.float64]
+)
+def test_batched_rows_takes_any_matrix(dress: Any) -> None:
+    verdict = check.find("batched_rows")(lambda weights, x: dress(by_columns(weights, x)))
+    assert (verdict.state, verdict.score) == ("passed", 1), verdict
+
+
 @pytest.mark.parametrize(
     "answer",
     [
+        lambda weights, x: [[1.0], [1.0, 2.0]],
+        lambda weights, x: "rows",
         lambda weights, x: x @ weights._values.T,
         lambda weights, x: np.zeros((x.shape[0], weights.shape[0])),
         lambda weights, x: np.zeros((2, 2)),

@@ -10,7 +10,7 @@ import nbformat
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from notebook_builder import book, chapter, code, full_chapter, text
+from notebook_builder import PARAMETERS, book, chapter, code, full_chapter, text
 from typer.testing import CliRunner
 
 from labkit.cli import app
@@ -20,6 +20,8 @@ from labkit.course.notebook import dumps, format_file, normalise, read, refresh
 from labkit.errors import InputError
 
 Cells = list[dict[str, Any]]
+# the start call of the small chapter leaves this one out
+CHECKED = PARAMETERS.replace('\nnote = "a"', "")
 
 
 def _write(folder: Path, cells: Cells, name: str = "00_x.ipynb") -> Path:
@@ -111,6 +113,12 @@ def _set(index: int, **values: Any) -> Callable[[Cells], object]:
     return lambda cells: cells[index].update(values)
 
 
+def _wrongly_checked(cells: Cells) -> None:
+    cells[1]["source"] = 'device = "auto"\nsolve = False\nbatch = 4\nrows = 4'
+    pairs = "batch=(batch, course.whole(1, 8)), rows=(batch, course.whole(1, 8))"
+    cells[2]["source"] = f'lab = course.start("00", device=device, solve=solve, {pairs})'
+
+
 FAULTS: dict[str, tuple[str, Callable[[Cells], object]]] = {
     "semicolon": ("semicolon", _set(6, source="value = 1;")),
     "semicolon before a comment": ("semicolon", _set(6, source="value = 1;  # quiet\n")),
@@ -129,6 +137,9 @@ FAULTS: dict[str, tuple[str, Callable[[Cells], object]]] = {
     "figure": ("alt-text", _set(19, source="plots.show(figure)")),
     "empty figure alt": ("alt-text", _set(19, source='plots.show(figure, alt=" ")')),
     "raising cell": ("raises", _edit(6, lambda c: c["metadata"].update(tags=["raises-exception"]))),
+    "skipped cell": ("skipped", _edit(6, lambda c: c["metadata"].update(tags=["skip-execution"]))),
+    "unchecked parameter": ("unchecked", _set(1, source='device = "auto"\nsolve = False\nbatch = 4')),
+    "parameter checked under another's name": ("unchecked", _wrongly_checked),
     "no parameters": ("parameters", _edit(1, lambda c: c["metadata"].clear())),
     "no device": ("parameters", _set(1, source="solve = False")),
     "computed parameter": ("parameters", _set(1, source='device = "auto"\nsolve = False\nx = 1 + y')),
@@ -218,7 +229,13 @@ def test_counts_are_of_what_a_reader_sees() -> None:
 
 
 def test_refresh_stores_checked_outputs_only_and_they_are_stable(tmp_path: Path) -> None:
-    path = chapter(tmp_path, "00_x", "print(lab.device)", "# NBVAL_CHECK_OUTPUT\nprint('one')\n{'a': 1}")
+    path = chapter(
+        tmp_path,
+        "00_x",
+        "print(lab.device)",
+        "# NBVAL_CHECK_OUTPUT\nprint('one')\n{'a': 1}",
+        parameters=CHECKED,
+    )
     refresh(path)
     cells = read(path)["cells"]
     assert cells[3]["outputs"] == [] and cells[3]["execution_count"] is None

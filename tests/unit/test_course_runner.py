@@ -22,6 +22,7 @@ from labkit.course import runner
 from labkit.course.console import Console
 from labkit.course.execute import run_notebook
 from labkit.course.notebook import read
+from labkit.course.output import CELL_TEXT_LIMIT, cut_mark
 from labkit.course.runner import prepare, run, run_course
 from labkit.errors import InputError
 
@@ -307,3 +308,93 @@ def test_the_kernel_is_this_interpreter_with_its_own_state(folder: Path, tmp_pat
     assert done.failure is None and done.done == done.total == 3
     said = done.book["cells"][3]["outputs"][0]["text"]
     assert said.startswith(sys.executable) and os.environ["LABKIT_STATE"] not in said
+
+
+def test_trouble_with_one_chapters_files_leaves_the_others_alone(folder: Path, tmp_path: Path) -> None:
+    for name in ("00_x", "01_y", "02_z"):
+        chapter(folder, name, "print('ran')")
+    out = tmp_path / "out"
+    (out / "files").mkdir(parents=True)
+    (out / "files" / "01").write_text("a file", encoding="utf-8")
+    (out / "02_z.ipynb").mkdir()
+    shown = io.StringIO()
+    result = run(prepare(folder=folder, out=out, device="cpu"), Console(shown))
+    assert [r.status for r in result.results] == ["passed", "failed", "failed"] and result.exit_code == 1
+    failure = result.results[1].failure
+    assert failure is not None and failure.evalue.endswith(": files/01")
+    assert "outside the cells FileExistsError" in shown.getvalue()
+    chapters = runner.read_summary(out)
+    assert [e["status"] for e in chapters.values()] == ["passed", "failed", "failed"]
+    assert "files/01" in (out / "index.html").read_text(encoding="utf-8")
+
+
+def test_a_summary_that_cannot_be_written_fails_its_chapter_and_is_made_up_for(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chapter(folder, "00_x", "1")
+    chapter(folder, "01_y", "1")
+    write, refusals = runner.write_json, [OSError(28, "No space left on device")]
+
+    def full_once(path: Path, value: object) -> None:
+        if refusals:
+            raise refusals.pop()
+        write(path, value)
+
+    monkeypatch.setattr(runner, "write_json", full_once)
+    result = run_course("00,01", "cpu", None, False, tmp_path / "out", folder=folder)
+    assert [r.status for r in result.results] == ["failed", "passed"]
+    failure = runner.read_summary(tmp_path / "out")["00"]["failure"]
+    assert failure["message"] == "No space left on device"
+    assert list(runner.read_summary(tmp_path / "out")) == ["00", "01"]
+
+
+def test_an_output_folder_that_cannot_be_made_is_refused(folder: Path, tmp_path: Path) -> None:
+    chapter(folder, "00_x", "1")
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(InputError, match="--out"):
+        run_course("00", "cpu", None, False, tmp_path / "file" / "out", folder=folder)
+
+
+def test_a_skipped_cell_is_not_a_completed_one(folder: Path) -> None:
+    path = chapter(folder, "00_x", "1/0", "print('after')")
+    content = read(path)
+    content["cells"][3]["metadata"] = {"tags": ["skip-execution"]}
+    done = run_notebook(content, {})
+    assert (done.done, done.total) == (3, 4) and done.failure is not None
+    assert (done.failure.ename, done.failure.number) == ("Skipped", 3)
+
+
+def test_a_very_long_line_is_cut_and_takes_no_time(folder: Path, tmp_path: Path) -> None:
+    source = "print('a' * 5_000_000)\nprint('b', end='')\n'c' * 5_000_000"
+    chapter(folder, "00_x", source, "raise ValueError('d' * 5_000_000)")
+    # before: one regular expression over the line, for hours
+    result = run_course("00", "cpu", None, False, tmp_path / "out", folder=folder)
+    failure = result.results[0].failure
+    assert failure is not None and failure.number == 5 and failure.ename == "ValueError"
+    assert len(failure.evalue) < 30_000 and "labkit: cut here" in failure.evalue
+    stream, value = read(tmp_path / "out" / "00_x.ipynb")["cells"][4]["outputs"]
+    text = "".join(stream["text"])
+    assert text == "a" * CELL_TEXT_LIMIT + cut_mark(CELL_TEXT_LIMIT)
+    assert len("".join(value["data"]["text/plain"])) < 100
+    assert (tmp_path / "out" / "00_x.html").is_file()
+
+
+def test_streams_are_merged_and_later_displays_find_their_place(folder: Path) -> None:
+    source = """
+import sys
+from IPython.display import display
+for n in range(3):
+    print("o", n, flush=True)
+    print("e", n, file=sys.stderr, flush=True)
+    sys.stdout.write(f"\\r{n} of 3")
+    sys.stdout.flush()
+shown = display("first", display_id=True)
+print("tail", flush=True)
+"""
+    path = chapter(folder, "00_x", source, "shown.update('second')")
+    done = run_notebook(read(path), {})
+    assert done.failure is None
+    out, err, display, tail = done.book["cells"][3]["outputs"]
+    assert (out["name"], out["text"]) == ("stdout", "o 0\n0 of 3o 1\n1 of 3o 2\n2 of 3")
+    assert (err["name"], err["text"]) == ("stderr", "e 0\ne 1\ne 2\n")
+    assert display["data"]["text/plain"] == "'second'" and tail["text"] == "tail\n"

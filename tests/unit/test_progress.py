@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import io
 import json
+import math
+import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +43,7 @@ def test_the_best_of_a_score_that_should_be_high() -> None:
     [
         b"",
         b"{",
+        b"[" * 100_000,
         b"[]",
         b"\xff\xfe\x00",
         b'{"version": 99, "exercises": {}}',
@@ -62,8 +68,82 @@ def test_a_folder_that_cannot_be_written_is_no_error(monkeypatch: pytest.MonkeyP
     blocked = tmp_path / "file"
     blocked.write_text("not a folder", encoding="utf-8")
     monkeypatch.setenv("LABKIT_STATE", str(blocked / "state"))
-    progress.record("02.1", passed())
+    assert progress.record("02.1", passed()).startswith("not saved: ")
     assert progress.load() == ({}, "")
+
+
+IN_USE = PermissionError(13, "in use")
+
+
+def _refuse(
+    monkeypatch: pytest.MonkeyPatch, what: str, times: float, error: OSError = IN_USE
+) -> Callable[[], float]:
+    """Refuse to read or replace progress.json, or to make its lock; returns how often it still will."""
+    owner, attribute = {"read": (io, "open"), "replace": (Path, "replace"), "lock": (os, "open")}[what]
+    function, left = getattr(owner, attribute), times
+    name = "progress.lock" if what == "lock" else "progress.json"
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal left
+        if left > 0 and any(Path(a).name == name for a in args if isinstance(a, (str, Path))):
+            left -= 1
+            raise error
+        return function(*args, **kwargs)
+
+    monkeypatch.setattr(owner, attribute, call)
+    return lambda: left
+
+
+@pytest.mark.parametrize("what", ["read", "replace", "lock"])
+def test_a_file_held_for_a_moment_is_waited_for(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    progress.record("02.1", passed())
+    left = _refuse(monkeypatch, what, 3)
+    assert progress.record("02.2", passed()) == "" and left() == 0
+    assert set(progress.load()[0]) == {"02.1", "02.2"}
+
+
+@pytest.mark.parametrize("what", ["read", "replace", "lock"])
+@pytest.mark.parametrize("error", [IN_USE, OSError(5, "input/output error")])
+def test_trouble_with_the_file_never_erases_what_is_there(
+    monkeypatch: pytest.MonkeyPatch, what: str, error: OSError
+) -> None:
+    progress.record("02.1", passed())
+    before = progress.path().read_bytes()
+    monkeypatch.setattr(progress, "_RETRY_SECONDS", 0.1)
+    with monkeypatch.context() as during:
+        _refuse(during, what, math.inf, error)
+        assert progress.record("02.2", passed()) == f"not saved: {error.strerror}"
+        if what == "read":
+            assert "nothing in it is lost" in progress.load()[1]
+    assert progress.path().read_bytes() == before
+    assert [p.name for p in progress.path().parent.iterdir()] == ["progress.json"]
+
+
+def test_a_damaged_file_that_cannot_be_moved_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = progress.path()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"{")
+    monkeypatch.setattr(progress, "_RETRY_SECONDS", 0.1)
+    _refuse(monkeypatch, "replace", math.inf)
+    assert "cannot be moved" in progress.record("02.1", passed())
+    assert file.read_bytes() == b"{"
+
+
+def test_recording_tells_of_a_damaged_file() -> None:
+    progress.path().parent.mkdir(parents=True, exist_ok=True)
+    progress.path().write_bytes(b"{")
+    assert "kept as progress.damaged-" in progress.record("02.1", passed())
+    assert set(progress.load()[0]) == {"02.1"}
+
+
+def test_a_lock_that_nobody_gives_back_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress.record("02.1", passed())
+    before = progress.path().read_bytes()
+    monkeypatch.setattr(progress, "_LOCK_STALE_SECONDS", 0.05)
+    lock = progress.path().with_suffix(".lock")
+    lock.mkdir()  # a lock that cannot be removed
+    assert progress.record("02.2", passed()).startswith("not saved: progress.lock is held")
+    assert lock.exists() and progress.path().read_bytes() == before
 
 
 def test_two_notebooks_may_record_at_once() -> None:
