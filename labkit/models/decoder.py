@@ -7,11 +7,13 @@ D head width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from labkit.errors import InputError, require
 from labkit.models.config import ModelConfig
@@ -250,8 +252,9 @@ class Decoder(nn.Module):
         mask = None
         if start and length > 1:
             mask = torch.ones(length, start + length, dtype=torch.bool, device=self.device).tril(start)
-        for layer in self.layers:
-            x = layer(x, cos, sin, mask, cache)
+        with _attention_kernels(self.device):
+            for layer in self.layers:
+                x = layer(x, cos, sin, mask, cache)
         if cache is not None:
             cache.advance(length)
         return self.norm(x)
@@ -303,6 +306,17 @@ class Decoder(nn.Module):
             raise InputError(
                 "tokens", f"ids from {low} to {high}", f"ids from 0 to {self.config.vocab_size - 1}"
             )
+
+
+def _attention_kernels(device: torch.device) -> AbstractContextManager[None]:
+    """On a GPU, every SDPA kernel but cuDNN's, which plans anew for each number of cached positions.
+
+    Measured on an H200 (torch 2.11), SmolLM2's shape, one step: 77 ms with it and 33 ms without in
+    BF16, 113 and 32 ms in FP16.
+    """
+    if device.type != "cuda":
+        return nullcontext()
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
 def _places(names: Sequence[str], rows: Sequence[int]) -> list[tuple[str, int, int, int]]:

@@ -124,6 +124,24 @@ def test_generation_runs_on_the_gpu_and_repeats_itself(dtype: torch.dtype) -> No
     assert runs[0] == runs[1] and len(runs[0]) == 24
 
 
+def test_attention_leaves_out_the_kernel_that_plans_for_every_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN's SDPA made a decode step two to three times as slow; torch prefers it on this card."""
+    config, weights = tiny("llama")
+    decoder = Decoder.from_weights(config, weights, device="cuda", dtype=torch.bfloat16)
+    allowed = []
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    def watched(*args: object, **options: object) -> torch.Tensor:
+        allowed.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return attention(*args, **options)
+
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    decoder(torch.tensor([[1, 2, 3]]))
+    assert allowed == [False] * config.num_layers
+    assert torch.backends.cuda.cudnn_sdp_enabled() == before
+
+
 def test_doctor_sees_the_gpu_as_torch_does() -> None:
     from labkit.probes import gpus
 
