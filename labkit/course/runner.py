@@ -23,7 +23,6 @@ from labkit.course.rules import truth
 from labkit.errors import refuse, require
 
 SUMMARY_VERSION = 1
-STATUSES = ("passed", "failed", "interrupted")
 
 
 @dataclass(frozen=True)

@@ -311,8 +311,8 @@ class Decoder(nn.Module):
 def _attention_kernels(device: torch.device) -> AbstractContextManager[None]:
     """On a GPU, every SDPA kernel but cuDNN's, which plans anew for each number of cached positions.
 
-    Measured on an H200 (torch 2.11), SmolLM2's shape, one step: 77 ms with it and 33 ms without in
-    BF16, 113 and 32 ms in FP16.
+    Measured on an H200 (torch 2.11, results/evidence): with it a step of SmolLM2's shape takes 2.1 to
+    3.6 times as long in BF16 and FP16.
     """
     if device.type != "cuda":
         return nullcontext()

@@ -123,11 +123,6 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def is_known(config: ModelConfig, name: str) -> bool:
-    """Whether ``name`` belongs to a checkpoint of ``config`` (a tied one may repeat its head)."""
-    return name in expected_shapes(config) or (config.tie_word_embeddings and name == HEAD)
-
-
 def role(name: str) -> str:
     """What a canonical name is: "attn" | "mlp" | "embed" | "head" | "norm" | "bias".
 

@@ -166,10 +166,6 @@ class Tokenizer:
         """A decoder that takes ids one by one and holds back incomplete characters."""
         return StreamDecoder(self, special=special)
 
-    def token_text(self, token: int) -> str:
-        """One token for display: its text, with U+FFFD for parts of characters."""
-        return self.decode([token], special=True)
-
     def render_chat(self, messages: Sequence[Mapping[str, str]], *, generation_prompt: bool = True) -> str:
         """Messages ({"role", "content"}) as the text the model was trained on.
 

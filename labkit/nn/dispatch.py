@@ -185,10 +185,6 @@ class DispatchTable:
         detail = "; ".join(f"{kernel}: {reason}" for kernel, reason in skipped) or "no row covers it"
         refuse("dispatch table", f"no kernel for {what} ({detail})", "a row whose kernel can run")
 
-    def thresholds(self, kernel: str, format: str | None = None) -> list[Row]:
-        """Rows of one kernel, of one format when given."""
-        return [row for row in self.rows if row.kernel == kernel and format in (None, row.format)]
-
     def _turned_off(self, kernel: str) -> str:
         if self.forced is not None and kernel != self.forced:
             return f"the override forces {self.forced}"

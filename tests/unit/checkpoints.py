@@ -84,6 +84,30 @@ def random_state(
     return {name: tensor.to(dtype).contiguous() for name, tensor in state.items()}
 
 
+def wide_model(
+    layers: int, dtype: torch.dtype = torch.float32
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A Llama of 11 M weights a layer for memory tests: its config, and the state of each layer.
+
+    All layers share one layer's tensors, so making it costs one; the first dict also holds the rest.
+    """
+    config = tiny_config(
+        "llama",
+        hidden_size=1024,
+        intermediate_size=2560,
+        num_hidden_layers=1,
+        vocab_size=512,
+        num_key_value_heads=4,
+    )
+    state = random_state(config, dtype=dtype)
+    config["num_hidden_layers"] = layers
+    parts = [
+        {n.replace(".0.", f".{layer}."): t for n, t in state.items() if ".0." in n or layer == 0}
+        for layer in range(layers)
+    ]
+    return config, parts
+
+
 def write_tokenizer(folder: Path) -> None:
     """A byte-level tokenizer.json of 259 tokens: three control tokens and every byte."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers

@@ -15,7 +15,16 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import is_linear, packed_state, random_state, tiny_config, write_gguf, write_hf, write_index
+from checkpoints import (
+    is_linear,
+    packed_state,
+    random_state,
+    tiny_config,
+    wide_model,
+    write_gguf,
+    write_hf,
+    write_index,
+)
 from safetensors.torch import save_file
 
 from labkit.errors import InputError, MissingModelError, ModelFileError
@@ -358,26 +367,16 @@ print(json.dumps({"growth": peak() - before, "read": result.bytes_read}))
 
 def big_checkpoint(folder: Path, layers: int) -> tuple[Path, int]:
     """A BF16 checkpoint of 23 MiB a layer, one shard a layer; returns it and its largest tensor's bytes."""
-    config = tiny_config(
-        "llama",
-        hidden_size=1024,
-        intermediate_size=2560,
-        num_hidden_layers=1,
-        vocab_size=512,
-        num_key_value_heads=4,
-    )
-    state = random_state(config, dtype=torch.bfloat16)
-    config["num_hidden_layers"] = layers
+    config, parts = wide_model(layers, torch.bfloat16)
     weight_map = {}
     folder.mkdir()
-    for layer in range(layers):
+    for layer, part in enumerate(parts):
         file = f"layer-{layer}.safetensors"
-        part = {n.replace(".0.", f".{layer}."): t for n, t in state.items() if ".0." in n or layer == 0}
         save_file(part, folder / file)
         weight_map.update(dict.fromkeys(part, file))
     write_index(folder, weight_map)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return folder, max(tensor.nbytes for tensor in state.values())
+    return folder, max(tensor.nbytes for tensor in parts[0].values())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads VmHWM")

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from checkpoints import random_state, tiny_config, write_gguf
+from checkpoints import wide_model, write_gguf
 
 # RssAnon leaves out pages of the mapped file, which the system takes back when it needs them.
 MEASURE = """
@@ -31,23 +31,8 @@ print(json.dumps({"growth": max(seen) - seen[0], "read": result.bytes_read, "wei
 @pytest.mark.skipif(sys.platform != "linux", reason="reads RssAnon")
 @pytest.mark.parametrize("bits", ["keep", "w3"])
 def test_resident_memory_does_not_follow_the_file(tmp_path: Path, bits: str) -> None:
-    layers = 8
-    config = tiny_config(
-        "llama",
-        hidden_size=1024,
-        intermediate_size=2560,
-        num_hidden_layers=1,
-        vocab_size=512,
-        num_key_value_heads=4,
-    )
-    state = random_state(config)
-    config["num_hidden_layers"] = layers
-    every = {
-        name.replace(".0.", f".{layer}."): tensor
-        for layer in range(layers)
-        for name, tensor in state.items()
-        if ".0." in name or layer == 0
-    }
+    config, parts = wide_model(layers=8)
+    every = {name: tensor for part in parts for name, tensor in part.items()}
     source = write_gguf(tmp_path / "m.gguf", config, every, kind="Q8_0")
     largest = max(tensor.nbytes for tensor in every.values())
     run = subprocess.run(
