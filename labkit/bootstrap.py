@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -118,6 +119,11 @@ def install(venv: Path, extras: "set[str]") -> None:
     run([*pip, "--no-build-isolation", "-e", target], hint)
 
 
+def has_compiler() -> bool:
+    """Whether the emulator finds a C++ compiler here without the ziglang wheel."""
+    return bool(os.environ.get("LABKIT_CXX")) or any(map(shutil.which, ("g++", "clang++", "c++")))
+
+
 def find_model(python: Path) -> Path:
     """Path of the default model's file in the environment of ``python``; may not exist."""
     code = (
@@ -167,6 +173,9 @@ def main(arguments: "list[str] | None" = None) -> int:
         )
         return 2
     extras = {name.strip() for name in options.extras.split(",") if name.strip()}
+    if sys.platform == "linux" and not has_compiler():
+        # Elsewhere the ziglang wheel is a plain dependency.
+        extras.add("compiler")
     venv = options.venv.resolve()
     try:
         if options.model_only:

@@ -13,8 +13,9 @@ from labkit import bootstrap
 
 
 @pytest.fixture
-def ready_venv(tmp_path: Path) -> Path:
+def ready_venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A finished environment, as far as the stamp and the interpreter's place tell."""
+    monkeypatch.setattr(bootstrap, "has_compiler", lambda: True)
     venv = tmp_path / "env"
     python = bootstrap.venv_python(venv)
     python.parent.mkdir(parents=True)
@@ -65,6 +66,26 @@ def test_extras_of_the_last_set_up_are_kept(ready_venv: Path, monkeypatch: pytes
     assert bootstrap.main(["--venv", str(ready_venv), "--force", "--extras", "serve"]) == 0
     assert commands[-1][-1] == ".[dev,serve]"
     assert bootstrap.is_ready(ready_venv, {"dev", "serve"})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere ziglang is a plain dependency")
+def test_a_linux_without_compiler_gets_the_wheel_that_has_one(
+    ready_venv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(bootstrap, "has_compiler", lambda: False)
+    monkeypatch.setattr(bootstrap, "run", lambda command, hint="": commands.append(command))
+    monkeypatch.setattr(bootstrap, "install_model", lambda python: None)
+    assert bootstrap.main(["--venv", str(ready_venv)]) == 0
+    assert commands[-1][-1] == ".[compiler,dev]"
+
+
+def test_compiler_is_found_by_name_or_by_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("LABKIT_CXX", raising=False)
+    assert not bootstrap.has_compiler()
+    monkeypatch.setenv("LABKIT_CXX", "mycxx")
+    assert bootstrap.has_compiler()
 
 
 def test_wrong_model_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

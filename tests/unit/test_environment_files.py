@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CONDA_NAMES = {
     "torch": "pytorch-gpu",
     "cupy-cuda12x": "cupy",
+    "nvidia-cuda-nvdisasm": "cuda-nvdisasm",
     "nvidia-cuda-nvrtc-cu12": "cuda-nvrtc",
     "nvidia-cuda-runtime-cu12": "cuda-cudart-dev",
 }
@@ -83,7 +84,7 @@ def test_python_range_is_the_same_everywhere() -> None:
 
 
 def test_extras_that_the_design_names_exist() -> None:
-    assert set(project()["optional-dependencies"]) == {"gpu", "serve", "classroom", "sweep", "peers", "dev"}
+    assert set(project()["optional-dependencies"]) == {"compiler", "gpu", "serve", "classroom", "sweep", "peers", "dev"}
 
 
 def test_pins_fit_the_environment_that_runs_the_tests() -> None:
