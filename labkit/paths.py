@@ -39,3 +39,10 @@ def state_dir() -> Path:
     if override := os.environ.get("LABKIT_STATE"):
         return Path(override)
     return Path.home() / ".labkit"
+
+
+def cache_dir() -> Path:
+    """Folder of what can be made again (compiled kernels); ``LABKIT_CACHE`` overrides it."""
+    if override := os.environ.get("LABKIT_CACHE"):
+        return Path(override)
+    return state_dir() / "cache"

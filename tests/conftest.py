@@ -11,6 +11,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # A test must never touch the progress of the person who runs it, nor the network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Compiled kernels are kept between tests and runs: named by all they depend on, they are never stale.
+os.environ.setdefault("LABKIT_CACHE", str(ROOT / ".pytest_cache" / "labkit"))
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,3 @@
+// Already in the umbrella header.
+#pragma once
+#include "cuda_emulator.h"
