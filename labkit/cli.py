@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from labkit import __version__
+from labkit.bench.cli import bench_app
 from labkit.course.cli import course, notebook_app
 from labkit.errors import InputError
 
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 app.command("course")(course)
 app.add_typer(notebook_app, name="notebook")
+app.add_typer(bench_app, name="bench")
 
 Source = Annotated[
     str | None, typer.Option("--model", help="GGUF file, Hugging Face folder or labkit folder.")
@@ -138,6 +140,33 @@ def quantize(
     from labkit.models import commands
 
     commands.quantize(src, out, bits=bits, group=group, offset=offset, layers=layers or [], resume=resume)
+
+
+@app.command()
+def resources(
+    kernel: Annotated[
+        str | None,
+        typer.Argument(help="A kernel, or a .cu file, packaged or your own. [default: all]"),
+    ] = None,
+    arch: Annotated[
+        list[str] | None, typer.Option("--arch", help="sm_80, sm_86 …; repeatable. [default: all five]")
+    ] = None,
+    device: Annotated[
+        list[str] | None, typer.Option("--device", help="Occupancy on this device; repeatable, or 'all'.")
+    ] = None,
+    defines: Annotated[
+        list[str] | None, typer.Option("--define", "-D", help="NAME=VALUE; repeatable.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", help="Threads a block. [default: the launch bounds]")
+    ] = None,
+    shared: Annotated[int, typer.Option("--shared", help="Dynamic shared memory a block, bytes.")] = 0,
+    sass: Annotated[bool, typer.Option("--sass", help="Memory instructions by source line as well.")] = False,
+) -> None:
+    """Registers, spills, shared memory and occupancy of kernels, with no GPU."""
+    from labkit.kernels import report
+
+    report.resources(kernel, arch or [], device or [], defines or [], threads, shared, sass)
 
 
 def main() -> None:

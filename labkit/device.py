@@ -31,6 +31,10 @@ class Device:
         fp32_tflops: FP32 FMA on the CUDA cores, TFLOP/s.
         tensor_tflops: FP16 in, FP32 accumulate, dense, TFLOP/s.
         shared_kib_per_block: the most one block can have (by opt-in above 48).
+        register_granule: registers are given to a warp in multiples of this many.
+        warp_granule: parts of an SM, each with its own share of the registers.
+        shared_granule: shared memory is given to a block in multiples of this many bytes.
+        shared_reserved_per_block: bytes that every block takes on top of its own.
         sources: field name → where the figure is from.
     """
 
@@ -49,6 +53,12 @@ class Device:
     warps_per_sm: int
     blocks_per_sm: int
     registers_per_sm: int
+    threads_per_block: int
+    registers_per_thread: int
+    register_granule: int
+    warp_granule: int
+    shared_granule: int
+    shared_reserved_per_block: int
     sources: dict[str, str] = field(compare=False, repr=False)
     origin: str = "quoted"
 
@@ -58,6 +68,8 @@ def devices() -> dict[str, Device]:
     """All known devices by key, the course's target card first."""
     content = json.loads((data_dir() / "devices.json").read_text(encoding="utf-8"))
     texts = content["sources"]
+    allocation = dict(content["allocation"])
+    allocation_source = texts[allocation.pop("source")]
     found = {}
     for entry in content["devices"]:
         limits = dict(content["capabilities"][entry["capability"]])
@@ -70,8 +82,10 @@ def devices() -> dict[str, Device]:
             capability=(int(major), int(minor)),
             **{name: fact["value"] for name, fact in facts.items()},
             **limits,
+            **allocation,
             sources={name: texts[fact["source"]] for name, fact in facts.items()}
-            | dict.fromkeys(limits, limit_source),
+            | dict.fromkeys(limits, limit_source)
+            | dict.fromkeys(allocation, allocation_source),
         )
     return found
 

@@ -109,6 +109,7 @@ def all_probes() -> list[tuple[str, Probe]]:
         ("gpu", gpus.gpus),
         ("nvrtc", cuda.nvrtc),
         ("cuda headers", cuda.headers),
+        ("nvdisasm", cuda.nvdisasm),
         ("jupyter server", packages.jupyter_server_side),
         ("jupyter kernel", packages.jupyter_kernel_side),
         ("course tools", packages.course_tools),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
+import shutil
+import subprocess
 from ctypes.util import find_library
 from importlib import util
 from pathlib import Path
@@ -13,6 +16,7 @@ from labkit.probes.fixes import pip_install
 
 COMPILER_FIX = pip_install("nvidia-cuda-nvrtc-cu12")
 HEADERS_FIX = pip_install("nvidia-cuda-runtime-cu12")
+DISASSEMBLER_FIX = pip_install("nvidia-cuda-nvdisasm")
 
 
 def wheel_roots() -> list[Path]:
@@ -59,6 +63,17 @@ def find_headers() -> list[Path]:
     return found
 
 
+def find_nvdisasm() -> list[Path]:
+    """All nvdisasm programs: wheels first, then toolkits, then the PATH."""
+    found: list[Path] = []
+    for root in wheel_roots():
+        found += sorted(path for path in root.glob("**/bin/nvdisasm*") if path.suffix in ("", ".exe"))
+    for root in toolkit_roots():
+        found += [path for name in ("nvdisasm", "nvdisasm.exe") if (path := root / "bin" / name).is_file()]
+    on_path = shutil.which("nvdisasm")
+    return found + ([Path(on_path)] if on_path and Path(on_path) not in found else [])
+
+
 def nvrtc_version(library: str) -> str:
     """Version that the library itself reports.
 
@@ -94,3 +109,14 @@ def headers() -> Finding:
         return Finding("cuda headers", "note", "cuda_fp16.h was not found", HEADERS_FIX, {"found": []})
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     return Finding("cuda headers", "ok", found[0] + more, facts={"found": found})
+
+
+def nvdisasm() -> Finding:
+    """nvdisasm: shows the machine code of a kernel beside the emulator's counts."""
+    found = [str(path) for path in find_nvdisasm()]
+    if not found:
+        return Finding("nvdisasm", "note", "not found", DISASSEMBLER_FIX, {"found": []})
+    done = subprocess.run([found[0], "--version"], capture_output=True, text=True, timeout=20, check=False)
+    release = re.search(r"release (\S+?),", done.stdout)
+    version = release[1] if release else "unknown version"
+    return Finding("nvdisasm", "ok", f"{version}, {found[0]}", facts={"found": found, "version": version})

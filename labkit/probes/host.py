@@ -11,7 +11,7 @@ from pathlib import Path
 
 from labkit import paths
 from labkit.doctor import Finding
-from labkit.probes.fixes import python_command, set_up
+from labkit.probes.fixes import set_up
 
 GIB = 2**30
 
@@ -111,10 +111,9 @@ def path() -> Finding:
 
 def compiler() -> Finding:
     """A C++ compiler, which the CPU emulator of the kernels uses."""
-    found = next((where for name in ("g++", "clang++", "c++") if (where := shutil.which(name))), None)
-    if found:
-        return Finding("compiler", "ok", found, facts={"path": found})
-    fix = f"{python_command()} -m pip install ziglang   (or any g++ / clang++ on the PATH)"
-    return Finding(
-        "compiler", "note", "no g++ or clang++; chapters 03 and later need one", fix, {"path": None}
-    )
+    try:
+        from labkit.emulator import toolchain
+    except ImportError as error:  # a half-finished installation: the doctor still answers
+        return Finding("compiler", "note", f"the emulator cannot be imported: {error}", set_up())
+    found, value, fix = toolchain.describe()
+    return Finding("compiler", "ok" if found else "note", value, fix, {"found": found})

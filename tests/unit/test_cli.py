@@ -33,7 +33,7 @@ def test_starting_loads_nothing_heavy() -> None:
 def test_help_lists_every_command() -> None:
     done = labkit("--help")
     assert done.returncode == 0
-    for command in ("course", "doctor", "generate", "perplexity", "quantize", "notebook"):
+    for command in ("course", "doctor", "generate", "perplexity", "quantize", "notebook", "resources"):
         assert command in done.stdout
 
 
@@ -50,6 +50,8 @@ def test_help_lists_every_command() -> None:
         (("generate", ""), "prompt"),
         (("quantize", "/nowhere", "/tmp/out"), "/nowhere"),
         (("perplexity", "/nowhere.txt"), "/nowhere.txt"),
+        (("resources", "no_such_kernel"), "gemm_tiled_w4"),
+        (("resources", "gemm_tiled_w4", "--arch", "ampere"), "sm_86"),
         (("quantise",), "No such command"),
     ],
 )

@@ -36,6 +36,16 @@ def test_target_card_is_first_and_is_the_nominal_one() -> None:
     assert (card.warps_per_sm, card.blocks_per_sm, card.registers_per_sm) == (48, 16, 65536)
 
 
+def test_allocation_rules_are_those_of_the_occupancy_calculator() -> None:
+    for known in device.devices().values():
+        rules = (known.register_granule, known.warp_granule, known.shared_granule)
+        assert rules == (256, 4, 128), known.key
+        assert (known.shared_reserved_per_block, known.threads_per_block) == (1024, 1024)
+        assert known.registers_per_thread == 255 and known.registers_per_sm % known.warp_granule == 0
+        # what one block may have is what the SM has less the reserved part
+        assert (known.shared_kib_per_block + 1) == known.shared_kib_per_sm
+
+
 def test_peaks_agree_with_sms_and_clock() -> None:
     for known in device.devices().values():
         cores = 64 if known.capability == (8, 0) else 128
