@@ -17,12 +17,13 @@ import labkit.check as package
 from labkit.check import progress, session, stub
 from labkit.check.forbid import ForbiddenCall
 from labkit.check.own import borrowed
-from labkit.check.verdict import Verdict, not_attempted, not_yet
-from labkit.errors import require
+from labkit.check.verdict import NotYet, Verdict, not_attempted, not_yet
+from labkit.errors import InputError, require
 
 _registry: dict[str, Exercise] = {}
 _RESERVED = {"exercise", "exercises", "find", "forbid_calls", "not_attempted", "not_yet", "passed"}
 _RESERVED |= {"progress", "session", "stub", "forbid", "verdict", "signatures", "own", "normalise", "traced"}
+_RESERVED |= {"cuda", "cuda_case", "cuda_text"}
 
 
 class ReferenceFailed(AssertionError):
@@ -39,6 +40,7 @@ class Exercise:
         par: a good score; ``limit``: the worst score that passes; ``unit``: of both.
         better: ``"lower"`` or ``"higher"``.
         none_ok: a function that returns None may be right (it changes its argument in place).
+        text_stub: mark of the stub (:func:`labkit.check.cuda_text.mark`) when the answer is CUDA C++ text.
     """
 
     id: str
@@ -50,6 +52,7 @@ class Exercise:
     unit: str = ""
     better: str = "lower"
     none_ok: bool = False
+    text_stub: str = ""
 
     @property
     def chapter(self) -> str:
@@ -84,12 +87,12 @@ class Exercise:
 
     def _judge(self, answer: Any, context: dict[str, Any], *, own: bool = False) -> Verdict:
         """``own``: refuse what is, or uses, the library's own answer."""
-        if stub.is_blank(answer):
+        if stub.is_blank(answer, self.text_stub):
             return not_attempted()
         watched = stub.Watched()
         given = watched.wrap(answer) if isinstance(answer, FunctionType) else answer
         try:
-            if own and (name := borrowed(answer)):
+            if own and (name := borrowed(answer) or self._pasted(answer)):
                 return _not_own(name)
             verdict = self.function(given, **context)
         except NotImplementedError as error:
@@ -98,6 +101,8 @@ class Exercise:
             return not_yet(
                 "your own code", f"a use of {found.name}", f"{found.name} is what you are building here"
             )
+        except NotYet as stopped:
+            verdict = stopped.verdict
         except (Exception, SystemExit) as error:
             if watched.never_answered and not self.none_ok:
                 return _nothing_returned("a value from your function", watched.last)
@@ -108,6 +113,19 @@ class Exercise:
         if verdict.state == "not yet" and watched.never_answered and not self.none_ok:
             return _nothing_returned(verdict.expected, watched.last)
         return verdict
+
+    def _pasted(self, answer: Any) -> str:
+        """The name of the reference solution when a text holds all of it, comments too."""
+        if not (self.text_stub and isinstance(answer, str)):
+            return ""
+        from labkit import solutions
+        from labkit.check.cuda_text import holds
+
+        try:
+            found = holds(answer, solutions.get(self.id))
+        except InputError:  # a chapter that is being written has no solution yet
+            return ""
+        return f"labkit.solutions.ch{self.chapter}.{self.name}" if found else ""
 
     def _framed(self, verdict: Verdict) -> Verdict:
         framed = verdict.with_frame(
@@ -123,7 +141,7 @@ class Exercise:
             if over:
                 hint = "the result is right; the score is not good enough yet"
                 return framed.with_frame(state="not yet", hint=framed.hint or hint)
-        return framed
+        return framed.with_frame(hint="") if framed.state == "passed" else framed
 
 
 def _nothing_returned(expected: str, value: Any) -> Verdict:
@@ -166,6 +184,7 @@ def exercise(
     unit: str = "",
     better: str = "lower",
     none_ok: bool = False,
+    text_stub: str = "",
 ) -> Callable[[Callable[..., Verdict]], Exercise]:
     """Register a check function under its own name: ``check.<name>``.
 
@@ -173,6 +192,7 @@ def exercise(
         id: ``"02.1"``; the first part is the chapter.
         title: a few words for the verdict and the map.
         par, limit, unit, better, none_ok: see :class:`Exercise`; without ``limit`` any score passes.
+        text_stub: see :class:`Exercise`; a test says the right mark when the notebook's stub changes.
     """
     require(re.fullmatch(r"\d\d\.\d+", id) is not None, "id", repr(id), "such as '02.1'")
     require(better in ("lower", "higher"), "better", repr(better), "'lower' or 'higher'")
@@ -186,7 +206,7 @@ def exercise(
             not other and name not in _RESERVED, "exercise", name, "a name no other chapter or helper uses"
         )
         require(twin is None, "id", f"{id} twice ({name})", "one exercise an id")
-        made = Exercise(id, name, title, function, par, limit, unit, better, none_ok)
+        made = Exercise(id, name, title, function, par, limit, unit, better, none_ok, text_stub)
         _registry[name] = made
         return made
 
@@ -218,6 +238,8 @@ def find(name: str) -> Exercise:
 
     The running chapter's module is tried first: the others may import heavy things.
     """
+    if name in _RESERVED:  # a module of this package that is being imported
+        raise AttributeError(f"{name} is no exercise")
     if session.current.chapter:
         _load(f"ch{session.current.chapter}")
     if name not in _registry:

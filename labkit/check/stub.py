@@ -10,8 +10,15 @@ _QUIET = {"RESUME", "NOP", "POP_TOP", "CACHE", "PRECALL", "COPY_FREE_VARS", "MAK
 _EMPTY_RETURN = [["LOAD_CONST", "RETURN_VALUE"], ["RETURN_CONST"]]
 
 
-def is_blank(answer: Any) -> bool:
-    """True for None, ``...``, NotImplemented, a container of only those, or a stub function."""
+def is_blank(answer: Any, text_stub: str = "") -> bool:
+    """True for None, ``...``, NotImplemented, a container of only those, or a stub function.
+
+    ``text_stub`` is the mark of a CUDA C++ stub; then an unchanged or empty text is blank too.
+    """
+    if text_stub and isinstance(answer, str):
+        from labkit.check.cuda_text import is_unattempted
+
+        return is_unattempted(answer, text_stub)
     if answer is None or answer is Ellipsis or answer is NotImplemented:
         return True
     if isinstance(answer, dict):

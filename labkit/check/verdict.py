@@ -99,9 +99,20 @@ def _plain(value: float) -> str:
     return str(int(number)) if number.is_integer() else f"{number:.4g}"
 
 
-def passed(message: str = "", *, score: float | None = None) -> Verdict:
-    """The answer is right; ``score`` is compared with the exercise's par and limit by the frame."""
-    return Verdict("passed", message=message, score=None if score is None else float(score))
+class NotYet(Exception):
+    """Ends a check from inside a helper; the frame shows its verdict."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self.verdict = verdict
+        super().__init__(str(verdict))
+
+
+def passed(message: str = "", *, score: float | None = None, hint: str = "") -> Verdict:
+    """The answer is right; ``score`` is compared with the exercise's par and limit by the frame.
+
+    ``hint`` is shown only when the score does not pass.
+    """
+    return Verdict("passed", message=message, hint=hint, score=None if score is None else float(score))
 
 
 def not_yet(expected: object, got: object, hint: str = "", *, score: float | None = None) -> Verdict:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from labkit.course.notebook import SKIP_TAG, Cell, Notebook, dumps, is_checked, joined, normalise, parse, tags
 from labkit.course.params import PARAMETERS_TAG, RESERVED, checked_names, read_parameters, start_call
-from labkit.course.source import calls
+from labkit.course.source import calls, text_stubs
 from labkit.errors import InputError
 
 CHAPTER_NAME = re.compile(r"\d\d_\w+\.ipynb")
@@ -212,6 +212,17 @@ def _processes(book: Notebook) -> Problems:
             yield Problem("magic", index, "a shell escape or magic; the notebooks hold plain Python")
 
 
+def _text_stubs(book: Notebook) -> Problems:
+    texts = text_stubs(book).values()
+    if not texts:
+        return
+    from labkit.check.cuda_text import stub_problems
+
+    for index, literal, text in texts:
+        for problem in stub_problems(literal, text):
+            yield Problem("text-stub", index, problem)
+
+
 _FORMAT_RULES: tuple[Callable[[Notebook], Problems], ...] = (
     _ids,
     _metadata,
@@ -222,4 +233,5 @@ _FORMAT_RULES: tuple[Callable[[Notebook], Problems], ...] = (
     _tagged,
     _parameters,
     _processes,
+    _text_stubs,
 )

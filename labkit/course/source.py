@@ -49,7 +49,14 @@ def signature(node: ast.FunctionDef) -> str:
 
 
 def signature_of(value: object) -> str | None:
-    """The same text for a function object (from its source), None for a plain value."""
+    """The same text for a function object (from its source), None for a plain value.
+
+    A text of CUDA C++ has a signature as well: its kernels and their parameters.
+    """
+    if isinstance(value, str) and "__global__" in value:
+        from labkit.check.cuda_text import declaration
+
+        return declaration(value)
     if not inspect.isfunction(value):
         return None
     import textwrap
@@ -74,11 +81,42 @@ def stubs(book: Notebook) -> dict[str, str | None]:
                 bound[node.name] = signature(node)
             elif isinstance(node, (ast.Assign, ast.AnnAssign)):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                bound.update({t.id: None for t in targets if isinstance(t, ast.Name)})
+                text = node.value.value if isinstance(node.value, ast.Constant) else None
+                bound.update({t.id: signature_of(text) for t in targets if isinstance(t, ast.Name)})
         for name, call in check_calls(source):
             argument = call.args[0] if call.args else None
             if isinstance(argument, ast.Name) and argument.id in bound:
                 out[name] = bound[argument.id]
             elif argument is not None:
                 out[name] = None
+    return out
+
+
+def text_stubs(book: Notebook) -> dict[str, tuple[int, str, str]]:
+    """The texts of CUDA C++ that the notebook hands to checks, written as one literal.
+
+    Returns:
+        Exercise name -> (index of the cell that holds the text, source of the literal, the text).
+    """
+    bound: dict[str, tuple[int, str, str]] = {}
+    out: dict[str, tuple[int, str, str]] = {}
+    for index, cell in enumerate(book["cells"]):
+        if cell["cell_type"] != "code":
+            continue
+        source = joined(cell["source"])
+        for node in tree(source).body:
+            if not isinstance(node, ast.Assign):
+                continue
+            text = node.value.value if isinstance(node.value, ast.Constant) else None
+            for target in node.targets:
+                if not isinstance(target, ast.Name):
+                    continue
+                bound.pop(target.id, None)
+                if isinstance(text, str) and "__global__" in text:
+                    literal = ast.get_source_segment(source, node.value) or ""
+                    bound[target.id] = (index, literal, text)
+        for name, call in check_calls(source):
+            argument = call.args[0] if call.args else None
+            if isinstance(argument, ast.Name) and argument.id in bound:
+                out[name] = bound[argument.id]
     return out

@@ -112,7 +112,7 @@ class DispatchTable:
         * ``[format.]small_batch_up_to``: greatest M of gemv_small_batch; gemm_tiled takes what is above;
         * ``[format.]KERNEL.m_min`` and ``[format.]KERNEL.m_max``: one bound (m_max may be None);
         * ``disable``: kernel names, as a list or a text with commas;
-        * ``force``: the one kernel to use.
+        * ``force``: the one kernel to use, for every M: its bounds do not count.
 
         Raises:
             InputError: an unknown key, kernel or format, or a value of the wrong type, by name.
@@ -129,7 +129,7 @@ class DispatchTable:
     def candidates(
         self, device: str, capability: tuple[int, int] | None, format: str, dtype: Any, m: int
     ) -> list[Row]:
-        """Rows that match, best first.
+        """Rows that match, best first; a forced kernel's rows match every M.
 
         Args:
             device: "cpu" or "cuda".
@@ -150,7 +150,7 @@ class DispatchTable:
             if row.device == device
             and row.format in ("*", format)
             and name in row.dtypes
-            and row.covers(m)
+            and (row.covers(m) or row.kernel == self.forced)
             and parse_capability(row.capability) <= reached
         ]
         return sorted(found, key=lambda row: parse_capability(row.capability), reverse=True)
@@ -178,7 +178,8 @@ class DispatchTable:
         for row in self.candidates(device, capability, format, dtype, m):
             reason = self._turned_off(row.kernel) or why_not(row.kernel)
             if not reason:
-                return Choice(row.kernel, m, row, _explain(row, m, skipped), tuple(skipped))
+                forced = row.kernel == self.forced
+                return Choice(row.kernel, m, row, _explain(row, m, skipped, forced), tuple(skipped))
             if (row.kernel, reason) not in skipped:
                 skipped.append((row.kernel, reason))
         what = f"{device}, {format}, {str(dtype).removeprefix('torch.')}, M = {m}"
@@ -235,9 +236,10 @@ def _overridden(provenance: str, key: str) -> str:
     return f"{keys}, {key}; was: {origin}" if was else f"override {key}; was: {origin}"
 
 
-def _explain(row: Row, m: int, skipped: Iterable[tuple[str, str]]) -> str:
+def _explain(row: Row, m: int, skipped: Iterable[tuple[str, str]], forced: bool) -> str:
     above = "" if row.capability == "0.0" else f" from compute capability {row.capability}"
-    text = f"M = {m}: {row.kernel}, row {row.device} {row.format}{above}, {row.bounds} ({row.provenance})"
+    bounds = f"{row.bounds}, forced by an override" if forced else row.bounds
+    text = f"M = {m}: {row.kernel}, row {row.device} {row.format}{above}, {bounds} ({row.provenance})"
     passed = "; ".join(f"{kernel}: {reason}" for kernel, reason in skipped)
     return f"{text}; passed over {passed}" if passed else text
 

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from labkit.errors import refuse, require
 from labkit.kernels import cpu as _cpu  # noqa: F401  (registers the torch kernels)
 from labkit.kernels import registry
+from labkit.kernels import zsplit as _zsplit  # noqa: F401  (registers the Q8_0 and Q4_0 kernels)
 from labkit.kernels.registry import Request, Unavailable
+from labkit.kernels.seed import linear as _seed  # noqa: F401  (registers the W4 and W3 seed kernels)
 from labkit.nn.dispatch import DTYPES, Choice, DispatchTable
 from labkit.nn.memory import MemoryBudget, default_budget
 from labkit.quant.formats import QuantWeight

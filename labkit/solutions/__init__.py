@@ -1,7 +1,8 @@
 """Reference solutions, shown on request: ``solutions.show("02.1")``.
 
 ``labkit/solutions/chNN.py`` holds one function or value for each exercise of the chapter,
-with the exercise's name and, for a function, the signature of the notebook's stub.
+with the exercise's name and, for a function, the signature of the notebook's stub. A solution in
+CUDA C++ is a text; it is shown as it would stand in a file, with the comment above it.
 """
 
 from __future__ import annotations
@@ -19,20 +20,28 @@ from labkit.errors import refuse
 
 @dataclass(frozen=True)
 class Shown:
-    """The source of one solution; a notebook displays it."""
+    """The source of one solution; a notebook displays it.
+
+    Attributes:
+        exercise, title: its id, and a few words.
+        source: Python, or CUDA C++ when ``comment`` is ``"//"``.
+        comment: how a comment begins in that language.
+    """
 
     exercise: str
     title: str
     source: str
+    comment: str = "#"
 
     def __repr__(self) -> str:
-        return f"# Solution of {self.exercise}: {self.title}\n{self.source}"
+        return f"{self.comment} Solution of {self.exercise}: {self.title}\n{self.source}"
 
     def _repr_html_(self) -> str:
         head = html.escape(f"Solution of {self.exercise}: {self.title}")
         return (
             f"<details open><summary>{head}</summary>"
-            f"<pre style='background:#f6f8fa;padding:.7em'>{html.escape(self.source)}</pre></details>"
+            f"<pre style='background:#f6f8fa;padding:.7em;overflow-x:auto'>{html.escape(self.source)}</pre>"
+            f"</details>"
         )
 
 
@@ -76,6 +85,11 @@ def show(name: str) -> Shown:
         first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))]) - 1
         while first > 0 and lines[first - 1].startswith("#"):
             first -= 1
+        value = getattr(module, item.name)
+        if isinstance(value, str) and "__global__" in value:
+            above = [f"//{line[1:]}" for line in lines[first : node.lineno - 1] if line.startswith("#")]
+            text = "\n".join([f"// {item.name}", *above, value.strip("\n")])
+            return Shown(item.id, item.title, text, "//")
         return Shown(item.id, item.title, "\n".join(lines[first : node.end_lineno]))
     return refuse("solution", item.name, f"a function or value of that name in {module.__name__}")
 

@@ -11,12 +11,14 @@ from labkit.models.config import ModelConfig
 from labkit.models.decoder import Decoder
 from labkit.models.generate import generate
 from labkit.models.model import Model, expected_shapes
+from labkit.nn.dispatch import DispatchTable
 from labkit.nn.linear import QuantLinear
 from labkit.quant import quantize
 
 pytestmark = pytest.mark.gpu
 
 FORMATS = [("w4", 32, False), ("w4", 128, True), ("w3", 64, False), ("w3", "row", True), ("q8_0", 32, False)]
+FALLBACK = DispatchTable.from_params({"force": "dequant_matmul"})
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,7 +38,7 @@ def test_linear_error_is_at_most_twice_plain_torch(
     form: str, group: int | str, offset: bool, m: int, n: int, k: int, dtype: torch.dtype
 ) -> None:
     weight = quantize(random_weight(n, k), form, group, offset=offset).to("cuda")
-    layer = QuantLinear(weight)
+    layer = QuantLinear(weight, table=FALLBACK)
     x = torch.randn(m, k, generator=torch.Generator().manual_seed(m)).to("cuda", dtype)
     y = layer(x)
     exact = linear(x.double(), weight.dequantize(torch.float64))
@@ -48,7 +50,8 @@ def test_linear_error_is_at_most_twice_plain_torch(
 
 
 def test_temporary_memory_on_the_gpu_is_bounded() -> None:
-    layer = QuantLinear(quantize(random_weight(8192, 4096), "w4", 128).to("cuda"), temp_bytes=16 << 20)
+    weight = quantize(random_weight(8192, 4096), "w4", 128).to("cuda")
+    layer = QuantLinear(weight, table=FALLBACK, temp_bytes=16 << 20)
     x = torch.randn(16, 4096, device="cuda", dtype=torch.float16)
     layer(x)
     torch.cuda.synchronize()

@@ -28,7 +28,7 @@ def chosen(
 
 
 @pytest.mark.parametrize("format", ["w4", "w3"])
-@pytest.mark.parametrize("capability", [(8, 6), LADA, (9, 0), (12, 0)])
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), LADA, (9, 0), (12, 0)])
 def test_thresholds_of_the_cuda_kernels(format, capability):
     table = DispatchTable.load()
     names = [chosen(table, m, format, capability=capability) for m in (1, 2, 8, 9, 100_000)]
@@ -36,7 +36,7 @@ def test_thresholds_of_the_cuda_kernels(format, capability):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "capability"), [("float16", (8, 0)), ("float32", (8, 6)), ("bfloat16", (9, 0))]
+    ("dtype", "capability"), [("float16", (7, 5)), ("float32", (8, 6)), ("bfloat16", (9, 0))]
 )
 def test_other_dtypes_and_older_cards_take_the_fallback(dtype, capability):
     assert chosen(DispatchTable.load(), 1, dtype=dtype, capability=capability) == "dequant_matmul"
@@ -60,6 +60,13 @@ def test_a_kernel_that_is_not_registered_is_passed_over_and_the_choice_says_why(
     assert "not registered" in registry.why_not("no_such_kernel")
 
 
+def test_thresholds_assumed_for_8_0_say_so():
+    choice = DispatchTable.load().select("cuda", (8, 0), "w4", "float16", 1, why_not=everything)
+    assert choice.row.provenance.startswith("assumed") and "from compute capability 8.0" in choice.reason
+    choice = DispatchTable.load().select("cuda", (8, 6), "w4", "float16", 1, why_not=everything)
+    assert choice.row.provenance.startswith("quoted") and "from compute capability 8.6" in choice.reason
+
+
 def test_every_device_format_and_dtype_has_a_row_for_every_m():
     table = DispatchTable.load()
     for format in FORMATS:
@@ -72,8 +79,10 @@ def test_every_device_format_and_dtype_has_a_row_for_every_m():
                     ("cuda", (12, 0)),
                 ):
                     rows = table.candidates(device, capability, format, dtype, m)
-                    assert rows[-1].kernel == "dequant_matmul"
+                    assert "dequant_matmul" in [row.kernel for row in rows]
                     assert all(row.provenance for row in rows)
+                    after = rows[[row.kernel for row in rows].index("dequant_matmul") + 1 :]
+                    assert all("force" in row.provenance for row in after)
 
 
 def test_higher_capability_wins_over_file_order(tmp_path):
@@ -138,6 +147,31 @@ def test_bounds_disable_and_force():
     assert table.disabled == {"gemv_small_batch", "gemm_tiled", "dense"}
     assert DispatchTable.from_params({"force": ""}).forced is None
     assert DispatchTable.from_params(None) == DispatchTable.load() == DispatchTable.from_params({})
+
+
+def test_a_forced_kernel_takes_every_m_and_leaves_the_others_their_bounds():
+    table = DispatchTable.from_params({"force": "gemm_tiled"})
+    for device, capability in (("cuda", (8, 6)), ("cpu", None)):
+        for format in ("w4", "w3"):
+            for m in (1, 8, 9, 1000):
+                choice = table.select(device, capability, format, "float16", m, why_not=everything)
+                assert choice.kernel == "gemm_tiled" and "M >= 9, forced by an override" in choice.reason
+    choice = table.with_override(force=None).select("cpu", None, "w4", "float16", 1, why_not=everything)
+    assert choice.kernel == "gemm_tiled"  # None and "" change nothing
+    experiment = DispatchTable.from_params({"force": "gemv_batch_w3"})
+    assert chosen(experiment, 4, "w3") == "gemv_batch_w3"
+    with pytest.raises(InputError, match="the override forces gemv_batch_w3"):
+        chosen(experiment, 4, "w4")
+
+
+def test_on_the_cpu_the_cuda_kernels_come_after_the_fallback_with_the_same_thresholds():
+    table = DispatchTable.from_params({"disable": "int4pack, dense"})
+    for m in (1, 2, 9):
+        choice = table.select("cpu", None, "w3", "float16", m, why_not=everything)
+        assert choice.kernel == "dequant_matmul"
+    table = table.with_override(disable=["dequant_matmul"])
+    names = [table.select("cpu", None, "w3", "float16", m, why_not=everything).kernel for m in (1, 2, 8, 9)]
+    assert names == ["gemv_single_row", "gemv_small_batch", "gemv_small_batch", "gemm_tiled"]
 
 
 def test_the_loaded_table_is_never_changed():

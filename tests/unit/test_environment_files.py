@@ -84,7 +84,8 @@ def test_python_range_is_the_same_everywhere() -> None:
 
 
 def test_extras_that_the_design_names_exist() -> None:
-    assert set(project()["optional-dependencies"]) == {"compiler", "gpu", "serve", "classroom", "sweep", "peers", "dev"}
+    named = {"compiler", "gpu", "serve", "classroom", "sweep", "peers", "dev"}
+    assert set(project()["optional-dependencies"]) == named
 
 
 def test_pins_fit_the_environment_that_runs_the_tests() -> None:

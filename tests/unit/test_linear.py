@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import gc
+import subprocess
+import sys
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn.functional import linear
 
 from labkit.errors import InputError
-from labkit.kernels import cpu, registry
+from labkit.kernels import cpu, gpu, registry, runner
 from labkit.nn.dispatch import DispatchTable
 from labkit.nn.linear import QuantLinear, choice_counts, explain
 from labkit.nn.memory import MemoryBudget, default_budget, free_memory, set_default_budget
@@ -291,6 +294,62 @@ def test_the_default_budget():
     assert default_budget() is not old
     with pytest.raises(InputError, match="limit: got -1"):
         MemoryBudget(-1)
+
+
+# --- CUDA kernels -------------------------------------------------------------------------------
+
+
+def seed_table(kernel: str) -> DispatchTable:
+    """``kernel`` first, then the fallback, for float16 on the CPU."""
+    rows = {row.kernel: row for row in DispatchTable.load().rows if row.device == "cpu"}
+    return DispatchTable((replace(rows[kernel], format="*", m_min=1, m_max=None), rows["dequant_matmul"]))
+
+
+def test_a_machine_that_cannot_run_them_falls_back_and_says_why(monkeypatch):
+    def no_compiler(source, device):
+        raise InputError("C++ compiler", "none", "g++ or clang++", "pip install ziglang")
+
+    monkeypatch.setattr(runner, "load", no_compiler)
+    layer = QuantLinear(weight_of(), table=seed_table("gemm_tiled"))
+    assert_accurate(layer, input_of(9, 128, dtype=torch.float16))
+    assert layer.stats == {"dequant_matmul": 1}
+    assert "passed over gemm_tiled: C++ compiler: got none" in layer.explain()
+    assert "pip install ziglang" in layer.explain()
+
+
+@pytest.mark.parametrize(
+    ("weight", "kernel", "why"),
+    [
+        (weight_of("q8_0"), "gemm_tiled", "w4 and w3 weights only"),
+        (weight_of("w4"), "gemv_batch_w3", "w3 weights only"),
+        (weight_of("w4", k=30, group="row"), "gemv_single_row", "group size 30: it takes multiples of 8"),
+    ],
+)
+def test_a_seed_kernel_passes_on_what_it_cannot_read(weight, kernel, why):
+    layer = QuantLinear(weight, table=seed_table(kernel))
+    layer(input_of(2, weight.k, dtype=torch.float16))
+    assert layer.last_choice.skipped == ((kernel, why),)
+
+
+def test_a_gpu_without_cupy_or_too_old_says_so(monkeypatch):
+    def ask(capability, dtype="float16"):
+        request = registry.Request("cuda", capability, "w4", dtype, 1, weight_of(), 1 << 20, None)
+        return registry.why_not("gemv_single_row", request)
+
+    monkeypatch.setattr(gpu, "why_not", lambda: "")
+    assert ask((8, 0)) == ask((12, 0)) == ""
+    assert "8.0 or newer" in ask((7, 5)) and "float16 activations only" in ask((8, 6), "bfloat16")
+    monkeypatch.setattr(gpu, "why_not", lambda: "CuPy is not installed")
+    assert ask((8, 6)) == "CuPy is not installed"
+
+
+def test_importing_the_layer_loads_no_runner():
+    code = (
+        "import sys, labkit.nn.linear; "
+        "print([name for name in sys.modules if name.partition('.')[0] == 'cupy' or 'emulator' in name])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
+    assert done.stdout.strip() == "[]"
 
 
 # --- int4pack -----------------------------------------------------------------------------------

@@ -1,0 +1,132 @@
+"""The commands of ``labkit bench``; torch and matplotlib are loaded when one runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+bench_app = typer.Typer(
+    no_args_is_help=True, help="Measure on this machine; write a record, print and plot it."
+)
+
+EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
+
+Out = Annotated[
+    Path | None, typer.Option("--out", help="JSON to write [results/bench/NAME-DEVICE-DATE.json].")
+]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+
+
+@bench_app.callback()
+def top() -> None:
+    """Measure on this machine; write a record, print and plot it."""
+
+
+@bench_app.command()
+def gemm(
+    table: Annotated[
+        str,
+        typer.Option(
+            "--table",
+            help="seed (the article's tables and the sweep), tiled_w4, tiled_w3, w3_batch_tile or sweep.",
+        ),
+    ] = "seed",
+    shapes: Annotated[
+        str | None, typer.Option("--shapes", help="Of the sweep: N×K such as 5632x2048, or 0.5b, 3b, 7b.")
+    ] = None,
+    m: Annotated[str | None, typer.Option("--m", help="Rows of the sweep, such as 1-8,16,32.")] = None,
+    bits: Annotated[str, typer.Option("--bits", help="4, 3 or both: 4,3.")] = "4,3",
+    device: Device = "auto",
+    samples: Annotated[int, typer.Option("--samples", help="Samples of each contender, at least 20.")] = 20,
+    graph: Annotated[bool, typer.Option("--graph/--no-graph", help="Time CUDA graphs.")] = True,
+    plot: Annotated[bool, typer.Option("--plot/--no-plot", help="PNG and SVG beside the JSON.")] = True,
+    out: Out = None,
+) -> None:
+    """Quantised products against the fallback and dense cuBLAS, right before timed.
+
+    With no GPU the kernels run on small shapes in the emulator: right or wrong and counts, no time.
+
+    Exit codes: 0 done; 1 a contender gave wrong results or failed; 2 wrong usage; 130 interrupted
+    (what was done is kept).
+    """
+    from labkit.bench import cases, gemm
+
+    chosen: dict[str, Any] = {"table": table, "samples": samples, "graph": graph}
+    chosen["device"] = _device(device)
+    if shapes is not None:
+        chosen["shapes"] = tuple(cases.parse_shapes(shapes))
+    if m is not None:
+        chosen["m"] = tuple(cases.parse_numbers(m, "m"))
+    chosen["formats"] = tuple(f"w{number}" for number in cases.parse_numbers(bits, "bits"))
+    options = gemm.Options(**chosen)
+    options.cases()  # a bad choice is refused before the device is touched
+    command = f"labkit bench gemm --table {table}"
+    command += f" --device {device}" if device != "auto" else ""
+    command += f" --shapes {shapes}" if shapes is not None else ""
+    command += f" --m {m}" if m is not None else ""
+    command += f" --bits {bits}" if bits != "4,3" else ""
+    command += f" --samples {samples}" if samples != 20 else ""
+    command += "" if graph else " --no-graph"
+    record = gemm.run(options, command, report=typer.echo)
+    _finish(record, out, plot)
+
+
+@bench_app.command()
+def offload(
+    device: Device = "auto",
+    samples: Annotated[int, typer.Option("--samples", help="Round trips to time.")] = 50,
+    out: Out = None,
+) -> None:
+    """What one call costs when input and output live in host memory: stage, launch, copy back, wait."""
+    from labkit.bench import offload as work
+
+    command = "labkit bench offload" + (f" --samples {samples}" if samples != 50 else "")
+    _finish(work.run(_device(device), samples, command), out, plot=False)
+
+
+@bench_app.command()
+def show(files: Annotated[list[Path], typer.Argument(help="Records to print again.")]) -> None:
+    """Print records again; a file that is none is named and skipped (exit code 1)."""
+    from labkit.bench import record, report
+
+    records, skipped = record.read_all(files)
+    for one in records:
+        typer.echo(report.text(one) + "\n")
+    for message in skipped:
+        typer.echo(f"labkit: {message}", err=True)
+    raise typer.Exit(EXIT_FAILED if skipped else EXIT_DONE)
+
+
+def _device(name: str) -> str:
+    """``auto`` resolved; anything unknown or absent is refused."""
+    from labkit.errors import require
+
+    require(name in ("auto", "cpu", "cuda"), "device", repr(name), "auto, cpu or cuda")
+    if name == "cpu":
+        return name
+    import torch
+
+    found = torch.cuda.is_available()
+    require(found or name == "auto", "device", "cuda", "a GPU that torch can use", "--device cpu")
+    return "cuda" if found else "cpu"
+
+
+def _finish(record: Any, out: Path | None, plot: bool) -> None:
+    """Write, draw, print; the exit code says whether all was right."""
+    from labkit.bench import report
+    from labkit.paths import results_dir
+
+    path = record.write(out or results_dir() / "bench" / record.file_name)
+    typer.echo("\n" + report.text(record))
+    typer.echo(f"\nwritten: {path}")
+    if plot:
+        from labkit.bench import figure
+
+        for picture in figure.save(record, path):
+            typer.echo(f"written: {picture}")
+    if not record.complete:
+        raise typer.Exit(EXIT_INTERRUPTED)
+    bad = any(entry.status in ("wrong", "failed") for entry in record.entries)
+    raise typer.Exit(EXIT_FAILED if bad else EXIT_DONE)

@@ -1,0 +1,233 @@
+"""One result file: what was measured, on what, with which command, and the raw samples.
+
+A record is the only thing that ``labkit bench`` writes. Every figure in it is of one kind
+(measured, emulated, simulated or quoted), stated once at the top. Times are microseconds a call.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from labkit import atomic
+from labkit.errors import InputError, refuse, require
+from labkit.tables import ORIGINS
+
+SCHEMA = "labkit.bench/1"
+
+STATUSES = ("timed", "emulated", "unavailable", "wrong", "failed")
+"""What became of one contender on one case; only the first two carry figures."""
+
+
+@dataclass
+class Entry:
+    """One contender on one case.
+
+    Attributes:
+        table: which table of the run it belongs to, such as "tiled_w4" or "sweep".
+        contender: kernel or peer.
+        format: storage format of the weight.
+        m, n, k: rows of activations, output features, input features.
+        group: weights that share one scale.
+        status: one of :data:`STATUSES`.
+        note: why it was not timed, or what to know about its figures.
+        error: largest absolute error against float64 of the same dequantised weights, that of plain
+            FP16 torch, and the bound: {"max_abs", "plain", "bound"}. Checked before timing.
+        samples_us: every sample, µs a call, in the order taken.
+        weight_bytes: bytes of the weight that this contender reads, once.
+        method: how it was timed: {"how", "calls", "copies"}.
+        counts: of an emulated run: {"sectors", "bytes", ...}.
+    """
+
+    table: str
+    contender: str
+    format: str
+    m: int
+    n: int
+    k: int
+    group: int
+    status: str
+    note: str = ""
+    error: dict[str, float] = field(default_factory=dict)
+    samples_us: list[float] = field(default_factory=list)
+    weight_bytes: int = 0
+    method: dict[str, Any] = field(default_factory=dict)
+    counts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def median_us(self) -> float | None:
+        """Median of the samples, µs a call; None when it was not timed."""
+        return statistics.median(self.samples_us) if self.samples_us else None
+
+    @property
+    def weight_gb_s(self) -> float | None:
+        """GB/s of weights at the median time; None when it was not timed."""
+        median = self.median_us
+        return self.weight_bytes / median / 1e3 if median and self.weight_bytes else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Fields, and the summary of the samples for readers of the file."""
+        return asdict(self) | {"summary": summary(self.samples_us)}
+
+
+@dataclass
+class Record:
+    """One run of one benchmark.
+
+    Attributes:
+        name: benchmark, such as "gemm-seed".
+        kind: one of :data:`labkit.tables.ORIGINS`.
+        command: the command line that made it.
+        started: UTC time, ISO 8601.
+        device: name, key, capability, driver, CUDA, SMs, L2 and memory bytes, power limit.
+        software: versions of the packages, commit and whether the checkout had changes, system.
+        clocks: clocks, temperature, power and throttle reasons, each with "when".
+        parameters: every parameter of the run.
+        ceilings: what this device reached in the same run: {"copy_gb_s", "matmul_tflops"}.
+        entries: the figures.
+        notes: sentences that belong to the figures.
+        complete: False when the run was interrupted: the entries are those that were done.
+    """
+
+    name: str
+    kind: str
+    command: str
+    started: str
+    device: dict[str, Any]
+    software: dict[str, Any]
+    parameters: dict[str, Any]
+    clocks: list[dict[str, Any]] = field(default_factory=list)
+    ceilings: dict[str, float] = field(default_factory=dict)
+    entries: list[Entry] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    complete: bool = True
+
+    def __post_init__(self) -> None:
+        require(self.kind in ORIGINS, "kind", repr(self.kind), "one of " + ", ".join(ORIGINS))
+        for entry in self.entries:
+            require(entry.status in STATUSES, "status", repr(entry.status), "one of " + ", ".join(STATUSES))
+
+    @property
+    def file_name(self) -> str:
+        """NAME-DEVICE-DATE.json, the same for the same run."""
+        date = self.started.replace(":", "-").replace("+00-00", "Z")
+        return f"{self.name}-{self.device.get('key', 'unknown')}-{date}.json"
+
+    def of_table(self, table: str) -> list[Entry]:
+        """Entries of one table, in the order taken."""
+        return [entry for entry in self.entries if entry.table == table]
+
+    def find(self, contender: str, *, table: str, format: str, m: int, n: int, k: int) -> Entry | None:
+        """The entry of one contender on one case, or None."""
+        wanted = (table, contender, format, m, n, k)
+        for entry in self.entries:
+            if (entry.table, entry.contender, entry.format, entry.m, entry.n, entry.k) == wanted:
+                return entry
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        """The file's content; ``schema`` comes first."""
+        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "entries"}
+        return {"schema": SCHEMA, **values, "entries": [entry.to_json() for entry in self.entries]}
+
+    def write(self, path: Path) -> Path:
+        """Write atomically; one entry a line, so that two files can be compared by a text tool."""
+        content = self.to_json()
+        entries = content.pop("entries")
+        head = json.dumps(content, indent=1, ensure_ascii=False)
+        lines = ",\n".join("  " + json.dumps(entry, ensure_ascii=False) for entry in entries)
+        body = f'"entries": [\n{lines}\n ]' if entries else '"entries": []'
+        atomic.write_text(path, f"{head[:-2]},\n {body}\n}}\n")
+        return path
+
+
+def summary(samples: Sequence[float]) -> dict[str, float]:
+    """Median, 10th and 90th percentile (linear between samples) and least; empty for no samples."""
+    if not samples:
+        return {}
+    ordered = sorted(samples)
+    return {
+        "median_us": round(statistics.median(ordered), 4),
+        "p10_us": round(_quantile(ordered, 0.1), 4),
+        "p90_us": round(_quantile(ordered, 0.9), 4),
+        "min_us": round(ordered[0], 4),
+    }
+
+
+def _quantile(ordered: Sequence[float], fraction: float) -> float:
+    place = fraction * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def read(path: Path) -> Record:
+    """Read a record.
+
+    Raises:
+        InputError: no such file, truncated, not JSON, or not a record of this schema; says which field.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(path.name, error.strerror or "unreadable", "a record of labkit bench") from error
+    except ValueError as error:
+        raise InputError(path.name, f"no whole JSON ({error})", "a record of labkit bench") from error
+    schema = value.get("schema") if isinstance(value, dict) else type(value).__name__
+    require(schema == SCHEMA, path.name, f"schema {schema!r}", f"a record of labkit bench ({SCHEMA})")
+    return _record(path.name, value)
+
+
+def read_all(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
+    """Every record among ``paths``, and one message for each file that is none."""
+    found: list[Record] = []
+    skipped: list[str] = []
+    for path in paths:
+        try:
+            found.append(read(path))
+        except InputError as error:
+            skipped.append(f"skipped {error}")
+    return found, skipped
+
+
+_TYPES: dict[str, Any] = {"str": str, "int": int, "float": (int, float), "bool": bool, "list": list}
+_TYPES |= {"dict": dict}
+
+
+def _record(source: str, value: dict[str, Any]) -> Record:
+    entries = value.get("entries")
+    if not isinstance(entries, list):
+        refuse(f"{source}: entries", type(entries).__name__, "a list")
+    values = _checked(source, Record, {**value, "entries": []})
+    values["entries"] = [
+        Entry(**_checked(f"{source}: entries[{i}]", Entry, entry)) for i, entry in enumerate(entries)
+    ]
+    for entry in values["entries"]:
+        good = all(isinstance(v, int | float) and not isinstance(v, bool) for v in entry.samples_us)
+        require(good, f"{source}: samples_us", "other values", "numbers")
+    try:
+        return Record(**values)
+    except InputError as error:
+        raise InputError(f"{source}: {error.argument}", error.received, error.expected) from error
+
+
+def _checked(where: str, kind: type, value: Any) -> dict[str, Any]:
+    """The fields of a dataclass out of JSON; keys that this version does not know are left out."""
+    if not isinstance(value, dict):
+        refuse(where, type(value).__name__, "an object")
+    found = {}
+    for item in fields(kind):
+        if item.name not in value:
+            optional = item.default_factory is not MISSING or item.default is not MISSING
+            require(optional, where, f"no {item.name}", f"the field {item.name}")
+            continue
+        wanted = _TYPES[str(item.type).partition("[")[0]]
+        given = value[item.name]
+        right = isinstance(given, wanted) and not (wanted is int and isinstance(given, bool))
+        require(right, f"{where}: {item.name}", type(given).__name__, str(item.type))
+        found[item.name] = given
+    return found
