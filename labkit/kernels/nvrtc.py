@@ -262,7 +262,8 @@ def _compile(library: Library, source: KernelSource, arch: str, arguments: tuple
     try:
         entry = source.name.encode()
         _check(nvrtc, nvrtc.nvrtcAddNameExpression(program, entry))
-        texts = (ctypes.c_char_p * len(arguments))(*(text.encode() for text in arguments))
+        # Options hold folders: under a GBK locale their bytes on disk are not the UTF-8 of their text.
+        texts = (ctypes.c_char_p * len(arguments))(*(os.fsencode(text) for text in arguments))
         code = nvrtc.nvrtcCompileProgram(program, len(arguments), texts)
         log = _bytes(nvrtc, program, "nvrtcGetProgramLog").rstrip(b"\0").decode("utf-8", "replace")
         if code != 0:
