@@ -146,8 +146,8 @@ def _bare(name: str) -> str:
 def software_facts() -> dict[str, Any]:
     """Versions of the packages, the checkout's commit, and the system.
 
-    A copy of the tree without git is told its commit by ``LABKIT_COMMIT``: a hash, "-dirty" after it
-    when files were changed.
+    A copy of the tree whose git is missing or stale is told its commit by ``LABKIT_COMMIT``: a hash,
+    "-dirty" after it when files were changed.
     """
     found = versions()
     for package in _PACKAGES:
@@ -156,7 +156,7 @@ def software_facts() -> dict[str, Any]:
         except metadata.PackageNotFoundError:
             continue
     system = f"{platform.system()} {platform.machine()}"
-    return {"versions": found, "commit": commit() or _named_commit(), "system": system}
+    return {"versions": found, "commit": _named_commit() or commit(), "system": system}
 
 
 def _named_commit() -> dict[str, Any] | None:

@@ -39,15 +39,15 @@
 
 #define WARPS 8
 
-// One step of every row: eight columns from k on, decoded already.
+// One step of every row: eight columns from k on, decoded already; those from ``bound`` on are padding.
 __device__ __forceinline__ void add_to_rows(float sums[BATCH_TILE], const float codes[8], const half* x_first,
-                                            int rows, int k, int K, float scale, float shift)
+                                            int rows, int k, int K, int bound, float scale, float shift)
 {
 #if ROLLED
 #pragma unroll 1
     for (int i = 0; i < rows; ++i) {
         float activations[8];
-        load_x8(activations, x_first + (size_t)i * K, k, K);
+        load_x8(activations, x_first + (size_t)i * K, k, bound);
         sums[i] = add_eight(sums[i], codes, activations, scale, shift);
     }
 #else
@@ -55,7 +55,7 @@ __device__ __forceinline__ void add_to_rows(float sums[BATCH_TILE], const float 
     for (int i = 0; i < BATCH_TILE; ++i) {
         if (i < rows) {
             float activations[8];
-            load_x8(activations, x_first + (size_t)i * K, k, K);
+            load_x8(activations, x_first + (size_t)i * K, k, bound);
             sums[i] = add_eight(sums[i], codes, activations, scale, shift);
         }
     }
@@ -90,7 +90,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, MIN_BLOCKS) gemv_batch_
     const size_t first_group = (size_t)n * groups_of_row(Kp, group_shift);
 
     float sums[BATCH_TILE] = {};
-    for (int k = 8 * lane; k < K; k += 8 * 32) {
+    // Eight columns from k on; those from ``bound`` on are padding.
+    auto add_columns = [&](int k, int bound) {
         const uint32_t word = words[k / 8];
         const size_t group = first_group + (k >> group_shift);
         const float scale = __half2float(scales[group]);
@@ -100,7 +101,15 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, MIN_BLOCKS) gemv_batch_
         for (int i = 0; i < 8; ++i) {
             codes[i] = (float)code_w4(word, i);
         }
-        add_to_rows(sums, codes, x_first, rows, k, K, scale, shift);
+        add_to_rows(sums, codes, x_first, rows, k, K, bound, scale, shift);
+    };
+    // Steps of the whole warp first: lanes that left one loop at different trips would load apart.
+    const int whole = K / (8 * 32) * (8 * 32);
+    for (int first_k = 0; first_k < whole; first_k += 8 * 32) {
+        add_columns(first_k + 8 * lane, first_k + 8 * lane + 8);
+    }
+    if (whole + 8 * lane < K) {
+        add_columns(whole + 8 * lane, K);
     }
     store_rows(sums, out + (size_t)first_m * N + n, rows, N, lane);
 }
@@ -122,7 +131,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, MIN_BLOCKS) gemv_batch_
     const size_t first_group = (size_t)n * groups_of_row(Kp, group_shift);
 
     float sums[BATCH_TILE] = {};
-    for (int k = 8 * lane; k < K; k += 8 * 32) {
+    // Eight columns from k on; those from ``bound`` on are padding.
+    auto add_columns = [&](int k, int bound) {
         const uint32_t triple = load_triple(triples + k / 8 * 3);
         const size_t group = first_group + (k >> group_shift);
         const float scale = __half2float(scales[group]);
@@ -132,7 +142,15 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, MIN_BLOCKS) gemv_batch_
         for (int i = 0; i < 8; ++i) {
             codes[i] = (float)code_w3(triple, i);
         }
-        add_to_rows(sums, codes, x_first, rows, k, K, scale, shift);
+        add_to_rows(sums, codes, x_first, rows, k, K, bound, scale, shift);
+    };
+    // Steps of the whole warp first: lanes that left one loop at different trips would load apart.
+    const int whole = K / (8 * 32) * (8 * 32);
+    for (int first_k = 0; first_k < whole; first_k += 8 * 32) {
+        add_columns(first_k + 8 * lane, first_k + 8 * lane + 8);
+    }
+    if (whole + 8 * lane < K) {
+        add_columns(whole + 8 * lane, K);
     }
     store_rows(sums, out + (size_t)first_m * N + n, rows, N, lane);
 }

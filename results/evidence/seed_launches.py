@@ -124,16 +124,17 @@ def counted() -> list[Case]:
 
 
 def prototype() -> list[Case]:
-    """The tensor-core prototype with cp.async.
+    """The tensor-core prototype with cp.async, with paddings that tell two causes apart.
 
-    Rows of x beyond M are copied with a source size of 0, all from one address; rows of B lie 32 + BPAD
-    bytes apart in shared memory, and 16 makes some of their 16-byte writes meet in a bank. M and BPAD
-    tell the two apart.
+    Rows of x beyond M are copied with a source size of 0. A row of A lies 128 + 2 * APAD bytes from the next
+    in shared memory, a row of B 32 + BPAD bytes: with the pads 8 and 16 every other row begins in the
+    middle of 32 bytes, with 16, and 0 or 32, none does.
     """
     cases = []
     for m in (16, 21, 32):
-        for padding in (16, 0):
-            cases.append(Case("mma_w4", "w4", m, 128, 256, 128, defines=(("BPAD", padding),)))
+        for a_pad, b_pad in ((8, 16), (8, 0), (16, 0), (16, 32)):
+            defines = (("APAD", a_pad), ("BPAD", b_pad))
+            cases.append(Case("mma_w4", "w4", m, 128, 256, 128, defines=defines))
     return cases if MMA_FILE.is_file() else []
 
 
@@ -154,4 +155,4 @@ def checked() -> list[Case]:
                 Case(name, form, m, n, k)
                 for m, n, k in ((1, 1, 32), (1, 500, 544), (5, 67, 161), (9, 300, 96))
             ]
-    return cases + [case for case in prototype() if dict(case.defines).get("BPAD") == 16]
+    return cases + [case for case in prototype() if dict(case.defines) == {"APAD": 8, "BPAD": 16}]
