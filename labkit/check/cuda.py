@@ -97,7 +97,13 @@ def run(
 
     try:
         kernel = emulator.compile(
-            text, entry, filename=FILENAME, defines=defines, isolate=True, time_limit=time_limit
+            text,
+            entry,
+            filename=FILENAME,
+            defines=defines,
+            isolate=True,
+            time_limit=time_limit,
+            first="trace" if trace else "fast",
         )
     except emulator.CompileError as error:
         raise NotYet(_compile_verdict(error, text)) from None

@@ -31,8 +31,10 @@ from labkit.paths import cache_dir
 HERE = Path(__file__).resolve().parent
 KERNELS = HERE.parent / "kernels"
 COMPILE_SECONDS = 60.0
-# The runtime is compiled once a machine; zig builds parts of its own library then.
+# The runtime is compiled once a machine. On Windows and macOS zig's first link builds parts of its own
+# library, for minutes.
 RUNTIME_SECONDS = 300.0
+LINK_SECONDS = 900.0
 _SOURCES = (".h", ".cuh", ".cpp")
 _KEPT = {"kernel": 600, "runtime": 24}  # builds kept in the cache; the oldest go first
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE)
@@ -114,7 +116,8 @@ def build(request: Request) -> Built:
             code, output = compiler.run(command, folder, seconds=COMPILE_SECONDS)
             if code:
                 raise compile_error(request.text, request.filename, code, output, COMPILE_SECONDS)
-            return _link(compiler, folder, ["kernel.o", str(runtime.library)], request)
+            # The runtime first: its own start-up must precede the registration of the kernel's variables.
+            return _link(compiler, folder, [str(runtime.library), "kernel.o"], request)
 
         return _cached(key, make, lambda path: lines.read(path, request.filename, "labkit_kernel.cpp"))
 
@@ -160,7 +163,7 @@ def _runtime(compiler: Compiler, *, trace: bool) -> Built:
 def _link(compiler: Compiler, folder: Path, objects: Sequence[str], request: Request) -> Path:
     output = folder / f"kernel{compiler.suffix}"
     command = compiler.link_command(objects, output.name)
-    code, text = compiler.run(command, folder, seconds=RUNTIME_SECONDS)
+    code, text = compiler.run(command, folder, seconds=LINK_SECONDS)
     if code:
         raise link_error(request.text, request.filename, text)
     return output

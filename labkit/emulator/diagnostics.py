@@ -34,7 +34,7 @@ def compile_error(text: str, filename: str, code: int, output: str, seconds: flo
         took = f"the compiler took more than {seconds:.0f} s and was ended"
         return CompileError(filename, (Diagnostic(None, None, took),), "look for a recursive template")
     found = _diagnostics(text, filename, output)
-    if all(diagnostic.line is None or "end of input" in diagnostic.text for diagnostic in found):
+    if all(diagnostic.line is None or _at_the_end(diagnostic.text) for diagnostic in found):
         found = _unclosed(text) or found
     if not found:
         tail = (
@@ -131,7 +131,11 @@ def _plain(message: str) -> str:
     message = message.replace("‘", "'").replace("’", "'")
     message = re.sub(r"cuemu::(?:tid|bid|bdim|gdim)\(\)", "the built-in variable", message)
     message = re.sub(r"\b__half\b", "half", message)
-    return re.sub(r" \{aka '[^']*'\}", "", message).strip()
+    return re.sub(r" [({]aka '[^']*'[)}]", "", message).strip()
+
+
+def _at_the_end(message: str) -> bool:
+    return "end of input" in message or message == "expected '}'"
 
 
 def _unclosed(text: str) -> list[Diagnostic]:

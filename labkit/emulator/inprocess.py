@@ -12,6 +12,7 @@ from typing import Any
 from labkit.emulator import arena
 from labkit.emulator.arguments import Buffer
 from labkit.emulator.build import Built, copies
+from labkit.emulator.faults import Fault, KernelFault
 from labkit.emulator.launcher import placed
 from labkit.emulator.library import Launch, Library
 
@@ -24,8 +25,15 @@ class _Loaded:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.libraries: list[Library] = []
+        # Interrupted, but not ended; with the memory that it still uses.
+        self.running: tuple[Launch, threading.Event, object] | None = None
 
     def get(self, built: Built, count: int) -> list[Library]:
+        if self.running is not None:
+            if not _ended(*self.running[:2]):
+                text = "busy: an interrupted launch of this kernel is still in one of its blocks"
+                raise KernelFault(Fault("busy", f"{text}. Does it loop for ever? Restart Python."))
+            self.running = None
         while len(self.libraries) < count:
             path = built.copy(len(self.libraries))
             self.libraries.append(Library(str(path), built.info))
@@ -58,7 +66,7 @@ class InProcess:
             count = 1 if request["ordered"] else min(copies(), total)
             with loaded.lock:
                 launch = Launch(loaded.get(built, count), request, [buffer.address for buffer in buffers])
-                return _run(launch, limit)
+                return _run(loaded, launch, limit, buffers)
         layout = arena.arrange(buffers, arena.WIDE)
         memory = mmap.mmap(-1, layout.size)
         base = arena.address_of(memory)
@@ -67,12 +75,12 @@ class InProcess:
         request = {**request, "values": placed(request["values"], layout.places), "regions": regions}
         with loaded.lock:
             launch = Launch(loaded.get(built, 1), request, [base + offset for offset in layout.offsets])
-            outcome = _run(launch, limit)
+            outcome = _run(loaded, launch, limit, memory)
         arena.take_back(layout, base)
         return outcome
 
 
-def _run(launch: Launch, limit: float | None) -> dict[str, Any]:
+def _run(loaded: _Loaded, launch: Launch, limit: float | None, memory: object) -> dict[str, Any]:
     """Run in a thread of its own, so that an interrupt reaches the caller between blocks."""
     outcome: dict[str, Any] = {}
     failure: list[BaseException] = []
@@ -82,24 +90,35 @@ def _run(launch: Launch, limit: float | None) -> dict[str, Any]:
             outcome.update(launch.run())
         except BaseException as error:
             failure.append(error)
+        finally:
+            done.set()
 
     start = time.monotonic()
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    stopped = False
+    # An interrupted Thread.join takes the thread for ended (Python 3.11), so an event tells.
+    done = threading.Event()
+    threading.Thread(target=work, daemon=True).start()
+    overdue = False
     try:
-        while thread.is_alive():
-            # Short waits: on Windows an interrupt is seen only between them.
-            thread.join(0.1)
-            if not stopped and limit is not None and time.monotonic() - start > limit:
+        # Short waits: on Windows an interrupt is seen only between them.
+        while not done.wait(0.1):
+            overdue = limit is not None and time.monotonic() - start > limit
+            if overdue:
                 launch.stop()
-                stopped = True
     except BaseException:
-        launch.stop()
-        thread.join(_PATIENCE)
+        if not _ended(launch, done):
+            loaded.running = (launch, done, memory)
         raise
     if failure:
         raise failure[0]
-    if stopped and outcome["code"] == 3:
+    if overdue and outcome["code"] == 3:
         outcome.update(code=1, error=f"time limit: the launch took more than {limit:g} s and was ended")
     return outcome
+
+
+def _ended(launch: Launch, done: threading.Event) -> bool:
+    """Ask a launch to end, again and again: one that is only starting would not notice the first time."""
+    end = time.monotonic() + _PATIENCE
+    while not done.is_set() and time.monotonic() < end:
+        launch.stop()
+        done.wait(0.05)
+    return done.is_set()

@@ -32,6 +32,7 @@ def compile(
     include_dirs: Sequence[str | Path] = (),
     isolate: bool = True,
     time_limit: float | None = 20.0,
+    first: str = "fast",
 ) -> EmulatedKernel:
     """Compile CUDA C++ for this machine's CPU.
 
@@ -45,9 +46,10 @@ def compile(
         isolate: compile and launch so that a crash, a wild pointer or an endless loop cannot reach this
             process. False is for trusted kernels: less copying, and no other process.
         time_limit: seconds a launch may take; None for no limit.
+        first: the build to make now, "fast" or "trace"; the other one is made when it is asked for.
 
     Returns:
-        The kernel; compiled results are cached on disk.
+        The kernel; compiled results are cached on disk, one library for all kernels of a text.
 
     Raises:
         CompileError: the text is not valid; the message shows its own lines.
@@ -56,16 +58,25 @@ def compile(
     require(isinstance(text, str), "text", type(text).__name__, "the kernel's text, a str")
     if time_limit is not None:
         require(time_limit > 0, "time_limit", time_limit, "seconds above 0, or None")
+    require(first in ("fast", "trace"), "first", repr(first), '"fast" or "trace"')
     macros = dict(defines or {})
     found = _choose(text, entry, filename, macros)
     folders = tuple(Path(folder).resolve() for folder in include_dirs)
     for folder in folders:
         require(folder.is_dir(), "include_dirs", str(folder), "an existing folder")
     name = entry or found.name
-    request = Request(text, filename, (name,), macros, folders)
+    request = Request(text, filename, _exported(text, macros, found, name), macros, folders)
     kernel = EmulatedKernel(request, replace(found, name=name), isolate, time_limit)
-    kernel._built(trace=False)
+    kernel._built(trace=first == "trace")
     return kernel
+
+
+def _exported(text: str, defines: Mapping[str, object], found: Entry, name: str) -> tuple[str, ...]:
+    """Kernels of the library: all of the text, so that it is compiled once, whichever is launched first."""
+    if found.template:
+        return (name,)
+    plain = [kernel.name for kernel in entries(text, defines) if not kernel.template]
+    return tuple(plain) if name in plain else (name,)
 
 
 def _choose(text: str, entry: str | None, filename: str, defines: Mapping[str, object]) -> Entry:
@@ -106,7 +117,7 @@ class EmulatedKernel:
     def __init__(self, request: Request, entry: Entry, isolate: bool, time_limit: float | None) -> None:
         self._request = request
         self._entry = entry
-        self._id = identifier(request.entries[0])
+        self._id = identifier(entry.name)
         self._limit = time_limit
         self._launcher: Launcher
         if isolate:
@@ -217,6 +228,9 @@ class EmulatedKernel:
             signature = self._launcher.signature(built, self._id)
         except WorkerLost as lost:  # loading it runs the constructors of its global variables
             raise KernelFault(Fault(lost.kind, str(lost), fatal=True)) from None
+        except OSError as error:
+            text = f"crash: the kernel cannot be loaded: {error}"
+            raise KernelFault(Fault("crash", text, fatal=True)) from None
         parameters = list(self.parameters)
         if len(parameters) != len(signature):  # a macro made the list
             parameters = [Parameter(f"arg{i}", "the parameter") for i in range(len(signature))]

@@ -177,9 +177,11 @@ class Launch:
         self._addresses = addresses
         self._abandons = request["limit"] > 0
         self.abandoned = False
+        self._stopped = False
 
     def stop(self) -> None:
-        """End the launch between two blocks."""
+        """End the launch between two blocks; a copy that is only starting may need to be asked again."""
+        self._stopped = True
         for library in self._libraries:
             library.stop()
 
@@ -190,7 +192,7 @@ class Launch:
         for library in self._libraries:
             library.set_limit(request["limit"])
         start = time.perf_counter()
-        codes = self._traced(arguments) if request["trace"] else self._fast(arguments)
+        results = self._traced(arguments) if request["trace"] else self._fast(arguments)
         seconds = time.perf_counter() - start
         outcome: dict[str, Any] = {
             "code": 0,
@@ -199,9 +201,10 @@ class Launch:
             "base": self._libraries[0].base,
         }
         # A fault says more than "stopped", which the other copies report after it.
-        for library, code in sorted(zip(self._libraries, codes), key=lambda pair: pair[1] == 3):
+        pairs = sorted(zip(self._libraries, results), key=lambda pair: pair[1][0] == 3)
+        for library, (code, error) in pairs:
             if code:
-                outcome.update(code=code, error=library.error(), base=library.base)
+                outcome.update(code=code, error=error, base=library.base)
                 break
         outcome["abandoned"] = self.abandoned
         outcome["output"] = "".join(library.take_output() for library in self._libraries)
@@ -209,31 +212,41 @@ class Launch:
             outcome["trace"] = self._libraries[0].trace_data()
         return outcome
 
-    def _traced(self, arguments: Any) -> list[int]:
+    def _traced(self, arguments: Any) -> list[tuple[int, str]]:
         regions = [
             (name, self._addresses[buffer], size, writable)
             for name, buffer, size, writable in self._request["regions"]
         ]
-        return [self._libraries[0].run_traced(self._request["entry"], arguments, self._request, regions)]
+        library = self._libraries[0]
+        code = library.run_traced(self._request["entry"], arguments, self._request, regions)
+        return [(code, library.error() if code else "")]
 
-    def _fast(self, arguments: Any) -> list[int]:
+    def _fast(self, arguments: Any) -> list[tuple[int, str]]:
         count = len(self._libraries)
-        codes = [0] * count
+        results = [(0, "")] * count
 
         def work(index: int) -> None:
+            if self._stopped:
+                results[index] = (3, "")
+                return
             library = self._libraries[index]
-            codes[index] = library.run(self._request["entry"], arguments, self._request, index, count)
-            if codes[index]:
+            code = library.run(self._request["entry"], arguments, self._request, index, count)
+            if code:  # the error belongs to the thread that ran
+                results[index] = (code, library.error())
                 self.stop()
 
-        threads = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(1, count)]
+        if count == 1:
+            work(0)
+            return results
+        threads = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(count)]
         for thread in threads:
             thread.start()
-        work(0)
         for thread in threads:
             # After a fault the others end with their block, unless they are in an endless loop.
-            while thread.is_alive() and not (any(codes) and self._abandons):
+            while thread.is_alive() and not (self._stopped and self._abandons):
                 thread.join(0.05)
+                if self._stopped:
+                    self.stop()
             thread.join(_PATIENCE)
         self.abandoned = any(thread.is_alive() for thread in threads)
-        return codes
+        return results

@@ -15,6 +15,9 @@ EXPORTS = "<exports>"
 """File name of the code that calls the kernels: no line of it is shown."""
 
 
+_NOTHING: dict[str, Any] = {"files": [], "rows": [], "inlined": []}
+
+
 def read(library: Path, filename: str, kernel_object: str) -> dict[str, Any]:
     """Everything that launches need to know about a built library, as plain JSON values.
 
@@ -32,7 +35,9 @@ def read(library: Path, filename: str, kernel_object: str) -> dict[str, Any]:
         magic = file.read(4)
     if magic == b"\x7fELF":
         return _read_elf(library, filename, kernel_object)
-    return {"anchor": 0, "files": [], "rows": [], "inlined": [], "constant": []}
+    if magic[:2] == b"MZ":
+        return _read_pe(library, filename)
+    return {**_NOTHING, "anchor": 0, "constant": []}  # macOS: lines are not known
 
 
 def _read_elf(library: Path, filename: str, kernel_object: str) -> dict[str, Any]:
@@ -49,8 +54,17 @@ def _read_elf(library: Path, filename: str, kernel_object: str) -> dict[str, Any
         ]
         constant += _own_data(elf, kernel_object)
         table = _read_dwarf(elf.get_dwarf_info(), filename) if elf.has_dwarf_info() else {}
-    empty: dict[str, Any] = {"files": [], "rows": [], "inlined": []}
-    return {"anchor": anchor, "constant": constant, **empty, **table}
+    return {**_NOTHING, "anchor": anchor, "constant": constant, **table}
+
+
+def _read_pe(library: Path, filename: str) -> dict[str, Any]:
+    from labkit.emulator.pe import PeFile
+
+    image = PeFile(library.read_bytes())
+    dwarf = image.dwarf()
+    table = _read_dwarf(dwarf, filename) if dwarf is not None else {}
+    anchor = image.exports().get("cuemu_launch", 0)
+    return {**_NOTHING, "anchor": anchor, "constant": image.read_only(), **table}
 
 
 def _own_data(elf: Any, kernel_object: str) -> list[list[int]]:
@@ -63,9 +77,9 @@ def _own_data(elf: Any, kernel_object: str) -> list[list[int]]:
     for symbol in symbols.iter_symbols():
         info = symbol["st_info"]
         if info["type"] == "STT_FILE":
-            in_kernel = symbol.name == kernel_object
+            # Hidden variables of all files come last, under no file's name.
+            in_kernel = symbol.name in (kernel_object, "")
             continue
-        # The runtime's own variables are local to its file.
         own = in_kernel if info["bind"] == "STB_LOCAL" else symbol["st_shndx"] != "SHN_UNDEF"
         if own and info["type"] == "STT_OBJECT" and symbol["st_size"]:
             ranges.append([symbol["st_value"], symbol["st_size"]])

@@ -32,6 +32,7 @@ _FATAL = (
     ("warp", "warp mismatch"),
     ("lanes of one warp", "warp mismatch"),
     ("stopped", "stopped"),
+    ("busy", "busy"),
     ("invalid configuration", "invalid configuration"),
 )
 _HINTS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import struct
 from dataclasses import dataclass
@@ -45,9 +46,7 @@ class PeFile:
         (self.base,) = struct.unpack_from("<Q", data, header + 24)
         self._exports_at, _ = struct.unpack_from("<II", data, header + 112)
         strings = symbols + 18 * symbol_count  # names longer than 8 characters lie after the symbols
-        self.sections = [
-            self._section(header + optional + 40 * number, strings) for number in range(count)
-        ]
+        self.sections = [self._section(header + optional + 40 * number, strings) for number in range(count)]
 
     def _section(self, at: int, strings: int) -> _Section:
         raw, size, address, stored, offset = struct.unpack_from("<8sIIII", self._data, at)
@@ -65,9 +64,8 @@ class PeFile:
         def at(address: int) -> int:
             return address - section.address
 
-        names, functions, name_table, ordinals = struct.unpack_from("<24xIIII", section.data, at(self._exports_at))[
-            0:4
-        ]
+        directory = struct.unpack_from("<24xIIII", section.data, at(self._exports_at))
+        names, functions, name_table, ordinals = directory
         out = {}
         for i in range(names):
             (name,) = struct.unpack_from("<I", section.data, at(name_table) + 4 * i)
@@ -98,20 +96,9 @@ class PeFile:
         if ".debug_info" not in found or ".debug_line" not in found:
             return None
         config = DwarfConfig(little_endian=True, machine_arch="x64", default_address_size=8)
-        names = (
-            "info aranges abbrev frame str loc ranges line pubtypes pubnames addr str_offsets line_str "
-            "loclists rnglists sup gnu_debugaltlink gnu_debuglink types"
-        ).split()
-        parameters = set(DWARFInfo.__init__.__code__.co_varnames)
-        sections: dict[str, Any] = dict.fromkeys(
-            [f"debug_{name}_sec" for name in names if f"debug_{name}_sec" in parameters]
-        )
-        for name, section in found.items():
-            if f"{name[1:]}_sec" in sections:
-                sections[f"{name[1:]}_sec"] = section
-        for other in ("eh_frame_sec", "gnu_debugaltlink_sec", "gnu_debuglink_sec"):
-            if other in parameters:
-                sections[other] = None
+        # Which sections it asks for differs between versions.
+        wanted = [name for name in inspect.signature(DWARFInfo).parameters if name.endswith("_sec")]
+        sections: dict[str, Any] = {name: found.get("." + name.removesuffix("_sec")) for name in wanted}
         return DWARFInfo(config=config, **sections)
 
 

@@ -34,9 +34,11 @@ _MEMORY_KIB = 8 << 20  # address space of one compiler run: a runaway template m
 
 # Meaning of the kernel's arithmetic: wrap-around integers, contraction as nvcc does it, no errno; a null
 # pointer is dereferenced, not assumed away; a call returns to the line that made it.
+# A student's endless loop must stay one: C++ lets a compiler take it for finite and drop it.
 _MEANING = """
-    -std=c++20 -fno-strict-aliasing -fwrapv -fno-math-errno -fno-exceptions -ffp-contract=fast
-    -fno-delete-null-pointer-checks -fno-optimize-sibling-calls -fvisibility=hidden -w
+    -std=c++20 -fno-finite-loops -fno-strict-aliasing -fwrapv -fno-math-errno -fno-exceptions
+    -ffp-contract=fast -fno-delete-null-pointer-checks -fno-optimize-sibling-calls -fvisibility=hidden
+    -UNDEBUG -w
 """
 # Traced at -O1 with everything off that merges, splits or moves memory accesses.
 _TRACE = "-O1 -g"
@@ -50,10 +52,14 @@ _TRACE_CLANG = """
     -fno-vectorize -fno-slp-vectorize -fno-unroll-loops -gdwarf-4 -Xclang -fsanitize=thread
     -mllvm -tsan-instrument-read-before-write -mllvm -tsan-instrument-func-entry-exit=0
 """
+# Clang gives instructions that it has merged from several lines no line at all.
+_LINES_CLANG = """
+    -mllvm -simplifycfg-sink-common=false -mllvm -simplifycfg-hoist-common=false -mllvm -enable-tail-merge=0
+"""
 # Never instrumented, and in no need of a C++ library.
 _RUNTIME = """
     -std=c++20 -O2 -fvisibility=hidden -fno-strict-aliasing -fno-exceptions -fno-rtti
-    -fno-threadsafe-statics -w
+    -fno-threadsafe-statics -g0 -w
 """
 
 
@@ -98,6 +104,8 @@ class Compiler:
     def kernel_flags(self, *, trace: bool, blocks_executed: bool = False) -> list[str]:
         """Flags that compile a kernel's text: optimised, or with every memory access reported."""
         flags = [*_MEANING.split(), f"-DCUEMU_TRACE={int(trace)}", *self._common(), *self._errors()]
+        if self.family != "gcc":
+            flags += _LINES_CLANG.split()
         if not trace:
             return [*flags, "-O3", "-g1" if self.family == "gcc" else "-gline-tables-only"]
         flags += _TRACE.split()

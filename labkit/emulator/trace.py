@@ -239,6 +239,10 @@ class Trace:
             "wavefronts": "wavefronts/request",
             "degree": "conflict",
         }
+        # Without shared memory its columns would be dashes from top to bottom.
+        columns = {
+            name: title for name, title in columns.items() if any(row[name] is not None for row in rows)
+        }
         formats = {"lanes": ".1f", "sectors": ".2f", "wavefronts": ".2f", "efficiency": ".0%"}
         return tables.table(rows, columns, caption=caption, formats=formats)
 

@@ -80,26 +80,59 @@ def _lower(resource: Any, what: int, limit: int) -> None:
     resource.setrlimit(what, (limit, hard))
 
 
+# Address space kept out of reach on both sides of the buffers: an int of elements of 4 bytes reaches so far.
+GUARD = 8 << 30
+_C: Any = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
+_FIXED = 0x10  # MAP_FIXED on Linux and macOS
+
+
 class Arena:
-    """The shared file, mapped for one launch with the pages between the buffers out of reach."""
+    """The shared file, mapped for one launch; what lies around and between the buffers is out of reach.
+
+    Args:
+        descriptor: the file.
+        size: bytes of it, whole pages.
+        gaps: (offset, bytes) between the buffers, whole pages.
+    """
 
     def __init__(self, descriptor: int, size: int, gaps: list[list[int]]) -> None:
-        self._memory = mmap.mmap(descriptor, size)
-        self._view = ctypes.c_char.from_buffer(self._memory)
-        self.base = ctypes.addressof(self._view)
-        protect = getattr(_C, "mprotect", None)
-        if protect is not None:
-            protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        self._memory: mmap.mmap | None = None
+        self._reserved = self._reserve(size)
+        if self._reserved:
+            self.base = self._reserved + GUARD
+            protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _FIXED
+            if _C.mmap(self.base, size, protection, flags, descriptor, 0) != self.base:
+                raise OSError(ctypes.get_errno(), "the buffers cannot be mapped")
+        else:
+            self._memory = mmap.mmap(descriptor, size)
+            self._view = ctypes.c_char.from_buffer(self._memory)
+            self.base = ctypes.addressof(self._view)
+        self._size = size
+        if _C is not None:
+            _C.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
             for offset, length in gaps:
-                protect(self.base + offset, length, 0)
+                _C.mprotect(self.base + offset, length, 0)
+
+    @staticmethod
+    def _reserve(size: int) -> int:
+        """Start of address space for the buffers and a guard on each side; 0 where there is none."""
+        if _C is None or sys.maxsize < 1 << 40:
+            return 0
+        word, number = ctypes.c_size_t, ctypes.c_int
+        _C.mmap.argtypes = [ctypes.c_void_p, word, number, number, number, ctypes.c_longlong]
+        _C.mmap.restype = ctypes.c_void_p
+        _C.munmap.argtypes = [ctypes.c_void_p, word]
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANON | getattr(mmap, "MAP_NORESERVE", 0)
+        start = _C.mmap(None, size + 2 * GUARD, 0, flags, -1, 0)
+        return 0 if start in (None, ctypes.c_void_p(-1).value) else start
 
     def close(self) -> None:
         """Unmap."""
-        del self._view
-        self._memory.close()
-
-
-_C: Any = ctypes.CDLL(None) if os.name == "posix" else None
+        if self._reserved:
+            _C.munmap(self._reserved, self._size + 2 * GUARD)
+        elif self._memory is not None:
+            del self._view
+            self._memory.close()
 
 
 class Worker:
@@ -142,7 +175,7 @@ class Worker:
 
     def _run(self, request: dict[str, Any]) -> dict[str, Any]:
         # A trace keeps a record for every word.
-        set_limits(self._memory + (20 if request["trace"] else 2) * request["size"])
+        set_limits(self._memory + 2 * GUARD + (20 if request["trace"] else 2) * request["size"])
         libraries = [self._get(path, request["info"]) for path in request["paths"]]
         arena = Arena(self._descriptor, request["size"], request["gaps"])
         try:

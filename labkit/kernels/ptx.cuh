@@ -1,12 +1,12 @@
-// All inline PTX of the project, behind functions with plain C++ meaning. The emulator (__CUEMU__) has bodies of its own;
-// nothing else in a kernel's text knows which runner it is on. Needs sm_80.
+// All inline PTX of the project, behind functions with plain C++ meaning. The emulator (__CUEMU__) has bodies
+// of its own; nothing else in a kernel's text knows which runner it is on. Needs sm_80.
 //
-//   cp_async_4, _8, _16   copy global → shared behind the threads' backs; !ok fills with zeros and reads nothing
-//   cp_async_commit       closes a group of copies; cp_async_wait<N> waits until at most N groups are under way
-//   ldmatrix_x1, _x2, _x4 8 × 8 matrices of 16-bit elements from shared memory to fragments; _trans transposes
-//   mma_m16n8k16…         tensor-core product of fragments
-//   load_streaming_16     16 bytes that are read once: past the L1 cache, through the read-only path
-//   lop3<table>, prmt     any logic function of three words in one instruction; any four of eight bytes
+//   cp_async_4, _8, _16    copy global → shared behind the threads' backs; !ok fills with zeros, reads nothing
+//   cp_async_commit        closes a group of copies; cp_async_wait<N> waits until at most N are under way
+//   ldmatrix_x1, _x2, _x4  8 × 8 matrices of 16-bit elements from shared memory to fragments; _trans transposes
+//   mma_m16n8k16, …        tensor-core product of fragments
+//   load_streaming_16, _8  bytes that are read once: past the L1 cache, through the read-only path
+//   lop3<table>, prmt      any logic function of three words; any four of eight bytes
 #pragma once
 #include <cuda_fp16.h>
 #include "types.cuh"
@@ -19,7 +19,8 @@
 LAB_FN unsigned shared_address(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
 #endif
 
-// ---- cp.async. A thread sees its copies after cp_async_wait, the other threads of the block after the next __syncthreads.
+// ---- cp.async. A thread sees its copies after cp_async_wait, the other threads of the block after the
+// __syncthreads that follows.
 
 // 16 bytes go past the L1 cache (.cg), which 4 and 8 cannot.
 LAB_FN void cp_async_16(void* shared, const void* global, bool ok = true)
@@ -92,8 +93,9 @@ LAB_FN void cp_async_wait_all()
 #endif
 }
 
-// ---- ldmatrix. `row` is a lane's own row address (16-byte aligned): lanes 0–7 give the rows of the first matrix, 8–15 of the
-// second … Lane i receives, of each matrix, elements 2(i % 4) and +1 of row i / 4 (_trans: of column i / 4).
+// ---- ldmatrix. `row` is a lane's own row address (16-byte aligned): lanes 0–7 give the rows of the first
+// matrix, 8–15 of the second … Lane i receives, of each matrix, elements 2(i % 4) and +1 of row i / 4 (_trans:
+// of column i / 4).
 
 LAB_FN void ldmatrix_x1(unsigned r[1], const void* row)
 {
@@ -155,7 +157,8 @@ LAB_FN void ldmatrix_x4_trans(unsigned r[4], const void* row)
 #endif
 }
 
-// ---- mma.sync: D = A · B + C for one warp, A 16 × 16 by rows, B 16 × 8 by columns. With g = lane / 4 and q = lane % 4:
+// ---- mma.sync: D = A · B + C for one warp, A 16 × 16 by rows, B 16 × 8 by columns. With g = lane / 4 and
+// q = lane % 4:
 //   a[0] = A[g][2q, 2q+1]   a[1] = A[g+8][2q, …]   a[2] = A[g][2q+8, …]   a[3] = A[g+8][2q+8, …]
 //   b[0] = B[2q, 2q+1][g]   b[1] = B[2q+8, 2q+9][g]
 //   c, d = C[g][2q], C[g][2q+1], C[g+8][2q], C[g+8][2q+1]
@@ -167,7 +170,8 @@ LAB_FN void mma_m16n8k16(float d[4], const unsigned a[4], const unsigned b[2], c
 #ifdef __CUEMU__
     cuemu_warp_pointers(CUEMU_WARP_MMA_F16_F32, 0xffffffffu, d, a, b, c, 0);
 #else
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};\n"
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};\n"
                  : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]),
                    "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
@@ -180,7 +184,8 @@ LAB_FN void mma_m16n8k16_bf16(float d[4], const unsigned a[4], const unsigned b[
 #ifdef __CUEMU__
     cuemu_warp_pointers(CUEMU_WARP_MMA_BF16_F32, 0xffffffffu, d, a, b, c, 0);
 #else
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};\n"
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};\n"
                  : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]),
                    "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
@@ -193,7 +198,8 @@ LAB_FN void mma_m16n8k16_f16(unsigned d[2], const unsigned a[4], const unsigned 
 #ifdef __CUEMU__
     cuemu_warp_pointers(CUEMU_WARP_MMA_F16_F16, 0xffffffffu, d, a, b, c, 0);
 #else
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0, %1}, {%2, %3, %4, %5}, {%6, %7}, {%8, %9};\n"
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 "
+                 "{%0, %1}, {%2, %3, %4, %5}, {%6, %7}, {%8, %9};\n"
                  : "=r"(d[0]), "=r"(d[1])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]),
                    "r"(c[0]), "r"(c[1]));
@@ -206,7 +212,8 @@ LAB_FN void mma_m16n8k32_s8(int d[4], const unsigned a[4], const unsigned b[2], 
 #ifdef __CUEMU__
     cuemu_warp_pointers(CUEMU_WARP_MMA_S8_S32, 0xffffffffu, d, a, b, c, 0);
 #else
-    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};\n"
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};\n"
                  : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]),
                    "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
@@ -276,7 +283,8 @@ LAB_FN unsigned prmt(unsigned a, unsigned b, unsigned selectors)
 #endif
 }
 
-// Two offset-binary nibbles (q + 8) at bits 0–3 and 16–19 become half2(q0, q1): the pattern 0x6400 | n is 1024 + n.
+// Two offset-binary nibbles (q + 8) at bits 0–3 and 16–19 become half2(q0, q1): the pattern 0x6400 | n is
+// 1024 + n.
 LAB_FN half2 int4x2_to_half2(unsigned w)
 {
     const unsigned biased = lop3_and_or(w, 0x000f000fu, 0x64006400u);

@@ -56,6 +56,24 @@ def filled(kernel: emulator.EmulatedKernel) -> list[int]:
     return out.tolist()
 
 
+def test_kernels_of_one_text_share_a_library(cache: Path, runs: list[str]) -> None:
+    text = TEXT + "__global__ void twice(int* o) { o[threadIdx.x] *= 2; }\n"
+    out = np.zeros(4, np.int32)
+    emulator.compile(text, "fill", isolate=False)((1,), (4,), [out, 7])
+    made = len(runs)
+    emulator.compile(text, "twice", isolate=False)((1,), (4,), [out])
+    assert out.tolist() == [14] * 4
+    assert len(runs) == made
+
+
+def test_only_the_first_build_is_made_at_once(cache: Path) -> None:
+    kernel = emulator.compile(TEXT, isolate=False, first="trace")
+    assert set(kernel._builds) == {(True, False)}
+    assert filled(kernel) == [7] * 4
+    with pytest.raises(InputError, match=r'first.*"fast" or "trace"'):
+        emulator.compile(TEXT, first="both")
+
+
 def test_second_compile_asks_no_compiler(cache: Path, runs: list[str]) -> None:
     kernel = emulator.compile(TEXT, isolate=False)
     assert len(runs) == 2  # compile and link

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from labkit import emulator
-from labkit.emulator import isolate, toolchain
+from labkit.emulator import inprocess, isolate, library, toolchain
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
 
@@ -96,6 +96,12 @@ def test_endless_loop(body: str, grid: int) -> None:
     assert fault.kind == "time limit" and fault.line == 3
 
 
+def test_endless_loop_that_c_plus_plus_lets_a_compiler_drop() -> None:
+    fault = fault_of(compiled("while (*o == 0) ;", time_limit=0.5))
+    # The load is done once, before the loop, and what is left of the loop has the function's line.
+    assert fault.kind == "time limit" and fault.line in (2, 3)
+
+
 def test_endless_loop_while_tracing() -> None:
     trace = compiled("while (*(volatile int*)o == 0) ;", time_limit=0.5).trace(
         (1,), (32,), [np.zeros(64, np.int32), 64]
@@ -166,6 +172,42 @@ def test_interrupt_of_a_launch_in_this_process() -> None:
     with pytest.raises(KeyboardInterrupt):
         kernel((1_000_000,), (32,), [np.zeros(64, np.int32), 64])
     kernel((2,), (32,), [np.zeros(64, np.int32), 64])
+
+
+def test_interrupt_before_the_first_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch that is only starting when it is asked to end must not run on behind our back."""
+    body = "for (volatile int i = 0; i < 20000; i++) ; o[threadIdx.x] = 1;"
+    kernel = compiled(body, isolate=False, time_limit=None)
+    kernel((2,), (32,), [np.zeros(64, np.int32), 64])
+    original = library.Launch.run
+
+    def late(self: library.Launch) -> dict[str, object]:
+        time.sleep(0.4)
+        return original(self)
+
+    monkeypatch.setattr(library.Launch, "run", late)
+    timer = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        kernel((1_000_000,), (32,), [np.zeros(64, np.int32), 64])
+    monkeypatch.undo()
+    kernel((2,), (32,), [np.zeros(64, np.int32), 64])  # refused if the other still ran
+
+
+def test_launch_that_cannot_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endless loop in this process cannot be ended; the next launch says so instead of joining in."""
+    monkeypatch.setattr(inprocess, "_PATIENCE", 0.2)
+    kernel = compiled("while (*(volatile int*)o == 0) ;", isolate=False, time_limit=None)
+    out = np.zeros(64, np.int32)
+    timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        kernel((1,), (32,), [out, 64])
+    with pytest.raises(emulator.KernelFault, match="still in one of its blocks"):
+        kernel((1,), (32,), [np.ones(64, np.int32), 64])
+    out[0] = 1  # lets it end
+    monkeypatch.setattr(inprocess, "_PATIENCE", 10.0)
+    kernel((1,), (32,), [np.ones(64, np.int32), 64])
 
 
 def test_time_limit_in_this_process() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from conftest import Cases
+from runtime_cases import Cases
 
 from labkit import emulator
 
@@ -76,8 +76,7 @@ def test_global(
 
 def test_compulsory_traffic_counts_every_sector_once(traced: Traced) -> None:
     trace = traced("global_loads")
-    # in: every 16th of the first 1024 floats by stride 32 (32 sectors, 4 bytes of each), the first 4 KiB ÷ 4 otherwise.
-    everything_else = set(range(32))  # bytes 0 … 1023: 16-byte loads with stride 2
+    everything_else = set(range(32))  # bytes 0 … 1023 of `in`: 16-byte loads with stride 2
     stride_32 = {128 * lane // 32 for lane in range(32)}
     assert trace.compulsory_sectors("in") == len(everything_else | stride_32)
     assert trace.compulsory_sectors("out") == 32  # store_8 touches 32, the others are among them

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-from conftest import Planted
+from runtime_cases import Planted
 
 from labkit import emulator
 
@@ -49,6 +51,11 @@ FOUND = [
 
 # Which of a pair of lines a race is reported at depends on who ran first; that it is found does not.
 EITHER_LINE = ("no_barrier_after_write", "no_syncwarp", "shuffle_is_no_fence")
+
+
+def test_the_order_of_threads_is_really_reversed(either_order: Planted, request: Any) -> None:
+    first = 63 if request.node.name.endswith("[reversed]") else 0
+    assert either_order.trace("print_much", 1).output.startswith(f"thread {first} ")
 
 
 @pytest.mark.parametrize(("case", "n", "blocks"), CLEAN)

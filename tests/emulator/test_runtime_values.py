@@ -1,4 +1,4 @@
-"""Warp operations, half and bfloat16 arithmetic, conversions and tensor-core fragments against NumPy and torch."""
+"""Warp operations, half and bfloat16 arithmetic, conversions and fragments against NumPy and torch."""
 
 from __future__ import annotations
 

@@ -5,23 +5,34 @@
 
 namespace cuemu {
 template <class T> struct AtomicType;
-template <> struct AtomicType<int> { enum { value = CUEMU_I32 }; };
-template <> struct AtomicType<unsigned> { enum { value = CUEMU_U32 }; };
-template <> struct AtomicType<long long> { enum { value = CUEMU_I64 }; };
-template <> struct AtomicType<unsigned long long> { enum { value = CUEMU_U64 }; };
-template <> struct AtomicType<float> { enum { value = CUEMU_F32 }; };
-template <> struct AtomicType<double> { enum { value = CUEMU_F64 }; };
+template <> struct AtomicType<int> {
+    enum { value = CUEMU_I32 };
+};
+template <> struct AtomicType<unsigned> {
+    enum { value = CUEMU_U32 };
+};
+template <> struct AtomicType<long long> {
+    enum { value = CUEMU_I64 };
+};
+template <> struct AtomicType<unsigned long long> {
+    enum { value = CUEMU_U64 };
+};
+template <> struct AtomicType<float> {
+    enum { value = CUEMU_F32 };
+};
+template <> struct AtomicType<double> {
+    enum { value = CUEMU_F64 };
+};
 
-template <class T>
-CUEMU_INLINE T atomic(int op, T* address, T value, T compare = T())
+template <class T> CUEMU_INLINE T atomic(int op, T* address, T value, T compare = T())
 {
     return from_bits<T>(cuemu_atomic(op, AtomicType<T>::value, address, bits(value), bits(compare)));
 }
 }  // namespace cuemu
 
-#define CUEMU_ATOMIC(name, op, T)                                                                             \
+#define CUEMU_ATOMIC(name, op, T)                                                                            \
     CUEMU_INLINE T name(T* address, T value) { return cuemu::atomic<T>(op, address, value); }
-#define CUEMU_INTEGER_ATOMIC(name, op)                                                                        \
+#define CUEMU_INTEGER_ATOMIC(name, op)                                                                       \
     CUEMU_ATOMIC(name, op, int) CUEMU_ATOMIC(name, op, unsigned) CUEMU_ATOMIC(name, op, unsigned long long)
 
 CUEMU_INTEGER_ATOMIC(atomicAdd, CUEMU_ATOMIC_ADD)
@@ -38,13 +49,16 @@ CUEMU_INTEGER_ATOMIC(atomicExch, CUEMU_ATOMIC_EXCHANGE)
 CUEMU_ATOMIC(atomicExch, CUEMU_ATOMIC_EXCHANGE, float)
 CUEMU_ATOMIC(atomicInc, CUEMU_ATOMIC_INC, unsigned)
 CUEMU_ATOMIC(atomicDec, CUEMU_ATOMIC_DEC, unsigned)
-CUEMU_INLINE int atomicSub(int* address, int value) { return atomicAdd(address, (int)(0u - (unsigned)value)); }
+CUEMU_INLINE int atomicSub(int* address, int value)
+{
+    return atomicAdd(address, (int)(0u - (unsigned)value));
+}
 CUEMU_INLINE unsigned atomicSub(unsigned* address, unsigned value) { return atomicAdd(address, 0u - value); }
 
-#define CUEMU_COMPARE_AND_SWAP(T)                                                                             \
-    CUEMU_INLINE T atomicCAS(T* address, T compare, T value)                                                  \
-    {                                                                                                         \
-        return cuemu::atomic<T>(CUEMU_ATOMIC_CAS, address, value, compare);                                   \
+#define CUEMU_COMPARE_AND_SWAP(T)                                                                            \
+    CUEMU_INLINE T atomicCAS(T* address, T compare, T value)                                                 \
+    {                                                                                                        \
+        return cuemu::atomic<T>(CUEMU_ATOMIC_CAS, address, value, compare);                                  \
     }
 CUEMU_COMPARE_AND_SWAP(int)
 CUEMU_COMPARE_AND_SWAP(unsigned)

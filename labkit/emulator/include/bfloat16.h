@@ -45,22 +45,31 @@ CUEMU_INLINE float __bfloat162float(__nv_bfloat16 b) { return (float)b; }
 CUEMU_INLINE __nv_bfloat16 __float2bfloat16(float f) { return __nv_bfloat16(f); }
 CUEMU_INLINE __nv_bfloat16 __float2bfloat16_rn(float f) { return __nv_bfloat16(f); }
 CUEMU_INLINE __nv_bfloat16 __double2bfloat16(double d) { return __nv_bfloat16(d); }
-CUEMU_INLINE __nv_bfloat16 __short_as_bfloat16(short s) { return __nv_bfloat16::with_pattern((unsigned short)s); }
+CUEMU_INLINE __nv_bfloat16 __short_as_bfloat16(short s)
+{
+    return __nv_bfloat16::with_pattern((unsigned short)s);
+}
 CUEMU_INLINE __nv_bfloat16 __ushort_as_bfloat16(unsigned short s) { return __nv_bfloat16::with_pattern(s); }
 CUEMU_INLINE short __bfloat16_as_short(__nv_bfloat16 b) { return (short)b.bits; }
 CUEMU_INLINE unsigned short __bfloat16_as_ushort(__nv_bfloat16 b) { return b.bits; }
 
-#define CUEMU_BFLOAT_INTEGER(name, T)                                                                         \
-    CUEMU_INLINE __nv_bfloat16 __##name##2bfloat16_rn(T i) { return __nv_bfloat16((double)i); }               \
-    CUEMU_INLINE T __bfloat162##name##_rn(__nv_bfloat16 b) { return (T)rintf((float)b); }                     \
+#define CUEMU_BFLOAT_INTEGER(name, T)                                                                        \
+    CUEMU_INLINE __nv_bfloat16 __##name##2bfloat16_rn(T i) { return __nv_bfloat16((double)i); }              \
+    CUEMU_INLINE T __bfloat162##name##_rn(__nv_bfloat16 b) { return (T)rintf((float)b); }                    \
     CUEMU_INLINE T __bfloat162##name##_rz(__nv_bfloat16 b) { return (T)(float)b; }
 CUEMU_BFLOAT_INTEGER(short, short)
 CUEMU_BFLOAT_INTEGER(ushort, unsigned short)
 CUEMU_BFLOAT_INTEGER(int, int)
 CUEMU_BFLOAT_INTEGER(uint, unsigned)
 
-CUEMU_INLINE __nv_bfloat162 make_bfloat162(__nv_bfloat16 low, __nv_bfloat16 high) { return __nv_bfloat162(low, high); }
-CUEMU_INLINE __nv_bfloat162 __halves2bfloat162(__nv_bfloat16 low, __nv_bfloat16 high) { return __nv_bfloat162(low, high); }
+CUEMU_INLINE __nv_bfloat162 make_bfloat162(__nv_bfloat16 low, __nv_bfloat16 high)
+{
+    return __nv_bfloat162(low, high);
+}
+CUEMU_INLINE __nv_bfloat162 __halves2bfloat162(__nv_bfloat16 low, __nv_bfloat16 high)
+{
+    return __nv_bfloat162(low, high);
+}
 CUEMU_INLINE __nv_bfloat162 __bfloat162bfloat162(__nv_bfloat16 both) { return __nv_bfloat162(both, both); }
 CUEMU_INLINE __nv_bfloat162 __float2bfloat162_rn(float both) { return __nv_bfloat162(both, both); }
 CUEMU_INLINE __nv_bfloat162 __floats2bfloat162_rn(float low, float high) { return __nv_bfloat162(low, high); }

@@ -1,5 +1,5 @@
-// CUDA C++'s device side on a CPU. Included before the unmodified kernel text; cuda_fp16.h and the other CUDA headers in
-// this folder only lead here.
+// CUDA C++'s device side on a CPU. Included before the unmodified kernel text; cuda_fp16.h and the other CUDA
+// headers in this folder only lead here.
 //   CUEMU_TRACE=0   fast build: for results
 //   CUEMU_TRACE=1   traced build: every access is seen by the runtime (sanitizer callbacks and cuemu_copy)
 #pragma once

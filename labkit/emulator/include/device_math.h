@@ -1,5 +1,5 @@
-// CUDA's arithmetic functions and integer intrinsics that a C++ library does not have. Approximate ones (__expf …) are as
-// exact as the library's here.
+// CUDA's arithmetic functions and integer intrinsics that a C++ library does not have. Approximate ones
+// (__expf …) are as exact as the library's here.
 #pragma once
 #include <math.h>
 #include <type_traits>
@@ -7,14 +7,12 @@
 #include "bits.h"
 #include "vector_types.h"
 
-template <class A, class B>
-CUEMU_INLINE constexpr typename std::common_type<A, B>::type min(A a, B b)
+template <class A, class B> CUEMU_INLINE constexpr typename std::common_type<A, B>::type min(A a, B b)
 {
     typedef typename std::common_type<A, B>::type C;
     return (C)b < (C)a ? (C)b : (C)a;
 }
-template <class A, class B>
-CUEMU_INLINE constexpr typename std::common_type<A, B>::type max(A a, B b)
+template <class A, class B> CUEMU_INLINE constexpr typename std::common_type<A, B>::type max(A a, B b)
 {
     typedef typename std::common_type<A, B>::type C;
     return (C)a < (C)b ? (C)b : (C)a;
@@ -22,9 +20,21 @@ CUEMU_INLINE constexpr typename std::common_type<A, B>::type max(A a, B b)
 
 // float. `volatile` keeps the compiler from fusing what CUDA promises to round.
 CUEMU_INLINE float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-CUEMU_INLINE float __fadd_rn(float a, float b) { volatile float r = a + b; return r; }
-CUEMU_INLINE float __fsub_rn(float a, float b) { volatile float r = a - b; return r; }
-CUEMU_INLINE float __fmul_rn(float a, float b) { volatile float r = a * b; return r; }
+CUEMU_INLINE float __fadd_rn(float a, float b)
+{
+    volatile float r = a + b;
+    return r;
+}
+CUEMU_INLINE float __fsub_rn(float a, float b)
+{
+    volatile float r = a - b;
+    return r;
+}
+CUEMU_INLINE float __fmul_rn(float a, float b)
+{
+    volatile float r = a * b;
+    return r;
+}
 CUEMU_INLINE float __fdiv_rn(float a, float b) { return a / b; }
 CUEMU_INLINE float __fdividef(float a, float b) { return a / b; }
 CUEMU_INLINE float fdividef(float a, float b) { return a / b; }
@@ -51,24 +61,31 @@ CUEMU_INLINE double reciprocal_sqrt(double a) { return 1.0 / sqrt(a); }
 #define __cosf(a) cosf(a)
 #define __tanf(a) tanf(a)
 
-// Conversions. Out of range saturates and NaN gives zero, as on a GPU (a CPU would give the most negative integer).
+// Conversions. Out of range saturates and NaN gives zero, as on a GPU (a CPU would give the most negative
+// integer).
 namespace cuemu {
-template <class Integer, class Float>
-CUEMU_INLINE Integer saturating_cast(Float x)
+template <class Integer, class Float> CUEMU_INLINE Integer saturating_cast(Float x)
 {
-    const int width = 8 * (int)sizeof(Integer), magnitude_bits = std::is_signed<Integer>::value ? width - 1 : width;
-    const Integer largest = (Integer)(~(Integer)0 ^ (std::is_signed<Integer>::value ? (Integer)((Integer)1 << (width - 1)) : 0));
-    const Float limit = (Float)2 * (Float)((unsigned long long)1 << (magnitude_bits - 1));  // one past the largest
+    const int width = 8 * (int)sizeof(Integer),
+              magnitude_bits = std::is_signed<Integer>::value ? width - 1 : width;
+    const Integer largest =
+        (Integer)(~(Integer)0 ^ (std::is_signed<Integer>::value ? (Integer)((Integer)1 << (width - 1)) : 0));
+    const Float limit =
+        (Float)2 * (Float)((unsigned long long)1 << (magnitude_bits - 1));  // one past the largest
     if (!(x == x)) return 0;
     if (x >= limit) return largest;
-    if (std::is_signed<Integer>::value ? x < -limit : x < 0) return (Integer)(std::is_signed<Integer>::value ? -largest - 1 : 0);
+    if (std::is_signed<Integer>::value ? x < -limit : x < 0)
+        return (Integer)(std::is_signed<Integer>::value ? -largest - 1 : 0);
     return (Integer)x;
 }
 }  // namespace cuemu
-#define CUEMU_CONVERT(name, Integer, Float, suffix)                                                           \
-    CUEMU_INLINE Integer __##name##_rn(Float x) { return cuemu::saturating_cast<Integer>(rint##suffix(x)); }  \
-    CUEMU_INLINE Integer __##name##_rz(Float x) { return cuemu::saturating_cast<Integer>(x); }                \
-    CUEMU_INLINE Integer __##name##_rd(Float x) { return cuemu::saturating_cast<Integer>(floor##suffix(x)); } \
+#define CUEMU_CONVERT(name, Integer, Float, suffix)                                                          \
+    CUEMU_INLINE Integer __##name##_rn(Float x) { return cuemu::saturating_cast<Integer>(rint##suffix(x)); } \
+    CUEMU_INLINE Integer __##name##_rz(Float x) { return cuemu::saturating_cast<Integer>(x); }               \
+    CUEMU_INLINE Integer __##name##_rd(Float x)                                                              \
+    {                                                                                                        \
+        return cuemu::saturating_cast<Integer>(floor##suffix(x));                                            \
+    }                                                                                                        \
     CUEMU_INLINE Integer __##name##_ru(Float x) { return cuemu::saturating_cast<Integer>(ceil##suffix(x)); }
 CUEMU_CONVERT(float2int, int, float, f)
 CUEMU_CONVERT(float2uint, unsigned, float, f)
@@ -140,7 +157,10 @@ CUEMU_INLINE unsigned __byte_perm(unsigned a, unsigned b, unsigned selectors)
 }
 
 // Integer products.
-CUEMU_INLINE int __mul24(int a, int b) { return (int)((int64_t)((int)((unsigned)a << 8) >> 8) * ((int)((unsigned)b << 8) >> 8)); }
+CUEMU_INLINE int __mul24(int a, int b)
+{
+    return (int)((int64_t)((int)((unsigned)a << 8) >> 8) * ((int)((unsigned)b << 8) >> 8));
+}
 CUEMU_INLINE unsigned __umul24(unsigned a, unsigned b) { return (a & 0xffffffu) * (b & 0xffffffu); }
 CUEMU_INLINE int __mulhi(int a, int b) { return (int)(((int64_t)a * b) >> 32); }
 CUEMU_INLINE unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)(((uint64_t)a * b) >> 32); }
@@ -149,11 +169,15 @@ CUEMU_INLINE unsigned long long __umul64hi(unsigned long long a, unsigned long l
 {
     return (unsigned long long)(((unsigned __int128)a * b) >> 64);
 }
-CUEMU_INLINE unsigned __sad(int a, int b, unsigned c) { return c + (a > b ? (unsigned)a - (unsigned)b : (unsigned)b - (unsigned)a); }
+CUEMU_INLINE unsigned __sad(int a, int b, unsigned c)
+{
+    return c + (a > b ? (unsigned)a - (unsigned)b : (unsigned)b - (unsigned)a);
+}
 // Dot product of four bytes added to c.
 CUEMU_INLINE int __dp4a(int a, int b, int c)
 {
-    for (int i = 0; i < 32; i += 8) c += (int)(signed char)((unsigned)a >> i) * (int)(signed char)((unsigned)b >> i);
+    for (int i = 0; i < 32; i += 8)
+        c += (int)(signed char)((unsigned)a >> i) * (int)(signed char)((unsigned)b >> i);
     return c;
 }
 CUEMU_INLINE unsigned __dp4a(unsigned a, unsigned b, unsigned c)

@@ -1,6 +1,6 @@
-// What half and bfloat16 have in common: arithmetic is done in float and rounded once to 16 bits (float's 24 bits are
-// enough for +, −, ×, ÷ and square root to be rounded as if done directly). The functions are friends of the types, so that
-// they are found by argument and take whatever converts to the type.
+// What half and bfloat16 have in common: arithmetic is done in float and rounded once to 16 bits (float's 24
+// bits are enough for +, −, ×, ÷ and square root to be rounded as if done directly). The functions are
+// friends of the types, so that they are found by argument and take whatever converts to the type.
 #pragma once
 #include <math.h>
 #include "half_bits.h"
@@ -10,10 +10,9 @@
 
 namespace cuemu {
 
-// Self converts to float and has Self::round(float) and Self::fused(a, b, c), which is a·b + c rounded to odd: rounding that
-// to 16 bits is the single rounding of a fused multiply-add.
-template <class Self>
-struct Arithmetic16 {
+// Self converts to float and has Self::round(float) and Self::fused(a, b, c), which is a·b + c rounded to
+// odd: rounding that to 16 bits is the single rounding of a fused multiply-add.
+template <class Self> struct Arithmetic16 {
     CUEMU_FRIEND Self __hadd(Self a, Self b) { return Self::round((float)a + (float)b); }
     CUEMU_FRIEND Self __hsub(Self a, Self b) { return Self::round((float)a - (float)b); }
     CUEMU_FRIEND Self __hmul(Self a, Self b) { return Self::round((float)a * (float)b); }
@@ -23,7 +22,10 @@ struct Arithmetic16 {
     CUEMU_FRIEND Self __hmul_rn(Self a, Self b) { return __hmul(a, b); }
     CUEMU_FRIEND Self __hneg(Self a) { return Self::with_pattern(a.pattern() ^ 0x8000u); }
     CUEMU_FRIEND Self __habs(Self a) { return Self::with_pattern(a.pattern() & 0x7fffu); }
-    CUEMU_FRIEND Self __hfma(Self a, Self b, Self c) { return Self::round(Self::fused((float)a, (float)b, (float)c)); }
+    CUEMU_FRIEND Self __hfma(Self a, Self b, Self c)
+    {
+        return Self::round(Self::fused((float)a, (float)b, (float)c));
+    }
     CUEMU_FRIEND Self __hfma_relu(Self a, Self b, Self c)
     {
         const float r = (float)__hfma(a, b, c);
@@ -86,20 +88,19 @@ struct Arithmetic16 {
 };
 
 // Two of them side by side.
-template <class Pair, class Scalar>
-struct PairArithmetic16 {
-#define CUEMU_PAIR_UNARY(name, each)                                                                          \
+template <class Pair, class Scalar> struct PairArithmetic16 {
+#define CUEMU_PAIR_UNARY(name, each)                                                                         \
     CUEMU_FRIEND Pair name(Pair a) { return Pair(each(a.x), each(a.y)); }
-#define CUEMU_PAIR_BINARY(name, each)                                                                         \
+#define CUEMU_PAIR_BINARY(name, each)                                                                        \
     CUEMU_FRIEND Pair name(Pair a, Pair b) { return Pair(each(a.x, b.x), each(a.y, b.y)); }
 // One for true and zero for false, by element …
-#define CUEMU_PAIR_COMPARE(name, each)                                                                        \
-    CUEMU_FRIEND Pair name(Pair a, Pair b)                                                                    \
-    {                                                                                                         \
-        return Pair(Scalar::round(each(a.x, b.x)), Scalar::round(each(a.y, b.y)));                            \
+#define CUEMU_PAIR_COMPARE(name, each)                                                                       \
+    CUEMU_FRIEND Pair name(Pair a, Pair b)                                                                   \
+    {                                                                                                        \
+        return Pair(Scalar::round(each(a.x, b.x)), Scalar::round(each(a.y, b.y)));                           \
     }
 // … or whether it holds for both.
-#define CUEMU_PAIR_BOTH(name, each)                                                                           \
+#define CUEMU_PAIR_BOTH(name, each)                                                                          \
     CUEMU_FRIEND bool name(Pair a, Pair b) { return each(a.x, b.x) && each(a.y, b.y); }
 
     CUEMU_PAIR_BINARY(__hadd2, __hadd)
@@ -113,7 +114,10 @@ struct PairArithmetic16 {
     CUEMU_PAIR_BINARY(__hmin2, __hmin)
     CUEMU_PAIR_UNARY(__hneg2, __hneg)
     CUEMU_PAIR_UNARY(__habs2, __habs)
-    CUEMU_FRIEND Pair __hfma2(Pair a, Pair b, Pair c) { return Pair(__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y)); }
+    CUEMU_FRIEND Pair __hfma2(Pair a, Pair b, Pair c)
+    {
+        return Pair(__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y));
+    }
     CUEMU_FRIEND Pair __hfma2_relu(Pair a, Pair b, Pair c)
     {
         return Pair(__hfma_relu(a.x, b.x, c.x), __hfma_relu(a.y, b.y, c.y));
@@ -125,7 +129,10 @@ struct PairArithmetic16 {
     CUEMU_PAIR_COMPARE(__hle2, __hle)
     CUEMU_PAIR_COMPARE(__hgt2, __hgt)
     CUEMU_PAIR_COMPARE(__hge2, __hge)
-    CUEMU_FRIEND Pair __hisnan2(Pair a) { return Pair(Scalar::round(__hisnan(a.x)), Scalar::round(__hisnan(a.y))); }
+    CUEMU_FRIEND Pair __hisnan2(Pair a)
+    {
+        return Pair(Scalar::round(__hisnan(a.x)), Scalar::round(__hisnan(a.y)));
+    }
     CUEMU_PAIR_BOTH(__hbeq2, __heq)
     CUEMU_PAIR_BOTH(__hbne2, __hne)
     CUEMU_PAIR_BOTH(__hblt2, __hlt)

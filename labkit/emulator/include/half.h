@@ -33,7 +33,8 @@ struct __half : cuemu::Arithmetic16<__half> {
         const float product = a * b, sum = product + c, added = sum - product;
         const float error = (product - (sum - added)) + (c - added);
         uint32_t pattern = cuemu::pattern_of_float(sum);
-        if ((error < 0.f || error > 0.f) && !(pattern & 1u)) pattern += (error > 0.f) == (sum > 0.f) ? 1u : ~0u;
+        if ((error < 0.f || error > 0.f) && !(pattern & 1u))
+            pattern += (error > 0.f) == (sum > 0.f) ? 1u : ~0u;
         return cuemu::float_of_pattern(pattern);
     }
     static __attribute__((always_inline)) __half with_pattern(unsigned pattern)
@@ -76,11 +77,11 @@ CUEMU_INLINE __half __float2half_rz(float f)
     return fabsf((float)nearest) > fabsf(f) ? __half::with_pattern(nearest.pattern() - 1u) : nearest;
 }
 
-#define CUEMU_HALF_INTEGER(name, T)                                                                           \
-    CUEMU_INLINE __half __##name##2half_rn(T i) { return __half((float)i); }                                  \
-    CUEMU_INLINE T __half2##name##_rn(__half h) { return (T)rintf((float)h); }                                \
-    CUEMU_INLINE T __half2##name##_rz(__half h) { return (T)(float)h; }                                       \
-    CUEMU_INLINE T __half2##name##_rd(__half h) { return (T)floorf((float)h); }                               \
+#define CUEMU_HALF_INTEGER(name, T)                                                                          \
+    CUEMU_INLINE __half __##name##2half_rn(T i) { return __half((float)i); }                                 \
+    CUEMU_INLINE T __half2##name##_rn(__half h) { return (T)rintf((float)h); }                               \
+    CUEMU_INLINE T __half2##name##_rz(__half h) { return (T)(float)h; }                                      \
+    CUEMU_INLINE T __half2##name##_rd(__half h) { return (T)floorf((float)h); }                              \
     CUEMU_INLINE T __half2##name##_ru(__half h) { return (T)ceilf((float)h); }
 CUEMU_HALF_INTEGER(short, short)
 CUEMU_HALF_INTEGER(ushort, unsigned short)

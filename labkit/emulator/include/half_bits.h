@@ -17,9 +17,9 @@ static inline uint32_t pattern_of_float(float value)
 }
 
 #if defined(__FLT16_MAX__) && !defined(CUEMU_SOFT_HALF)
-// The compiler knows _Float16 (g++ ≥ 12, clang): one F16C or FP16 instruction each way. It must not see that a float is about
-// to become a half: where the processor computes in FP16 it would multiply and add there, fused, and results would depend on
-// the machine.
+// The compiler knows _Float16 (g++ ≥ 12, clang): one F16C or FP16 instruction each way. It must not see that
+// a float is about to become a half: where the processor computes in FP16 it would multiply and add there,
+// fused, and results would depend on the machine.
 #define CUEMU_HALF_CONSTEXPR constexpr
 typedef _Float16 half_storage;
 static constexpr inline __attribute__((always_inline)) half_storage nearest_half(float value)
@@ -46,7 +46,8 @@ struct half_storage {
         } else if (magnitude >= 0x477ff000u) {  // 65520 and more round to infinity
             pattern = (uint16_t)(sign | 0x7c00u);
         } else if (magnitude < 0x38800000u) {
-            // Below 2^-14: adding 0.5 leaves the subnormal's bits, rounded by the adder, at the bottom of the sum.
+            // Below 2^-14: adding 0.5 leaves the subnormal's bits, rounded by the adder, at the bottom of the
+            // sum.
             const uint32_t sum = pattern_of_float(float_of_pattern(magnitude) + 0.5f);
             pattern = (uint16_t)(sign | (sum - 0x3f000000u));
         } else {
@@ -87,8 +88,8 @@ static inline uint16_t float_to_bfloat(float value)
     return (uint16_t)((f + 0x7fffu + (f >> 16 & 1u)) >> 16);
 }
 
-// Double to float, rounded to odd: a second rounding to a much narrower type is then the same as a single one. Fused
-// multiply-adds of 16-bit types go through here, and need no __truncdfhf2 from a support library.
+// Double to float, rounded to odd: a second rounding to a much narrower type is then the same as a single
+// one. Fused multiply-adds of 16-bit types go through here, and need no __truncdfhf2 from a support library.
 static inline float round_to_odd(double value)
 {
     const float nearest = (float)value;
@@ -99,8 +100,8 @@ static inline float round_to_odd(double value)
     if (away_from_zero) pattern -= 1;
     return float_of_pattern(pattern | 1u);
 }
-// a·b + c of floats with at most 26 significant bits between a and b, rounded to odd. The product is exact in double; where
-// the sum is not, its error says on which side the odd neighbour lies.
+// a·b + c of floats with at most 26 significant bits between a and b, rounded to odd. The product is exact in
+// double; where the sum is not, its error says on which side the odd neighbour lies.
 static inline float fused_to_odd(float a, float b, float c)
 {
     const double product = (double)a * (double)b, addend = (double)c;

@@ -8,9 +8,9 @@
 namespace cuemu {
 
 // One letter a parameter: p pointer, c pointer to const, f float, d double, i signed, u unsigned, s struct.
-template <class T>
-struct ParameterKind {
-    static constexpr char of_pointer = std::is_const<typename std::remove_pointer<T>::type>::value ? 'c' : 'p';
+template <class T> struct ParameterKind {
+    static constexpr char of_pointer =
+        std::is_const<typename std::remove_pointer<T>::type>::value ? 'c' : 'p';
     static constexpr char of_float = sizeof(T) == 8 ? 'd' : 'f';
     static constexpr char of_integer = std::is_signed<T>::value ? 'i' : 'u';
     static constexpr char value = std::is_pointer<T>::value          ? of_pointer
@@ -19,31 +19,33 @@ struct ParameterKind {
                                                                      : 's';
 };
 
-// What a pointer points at: f float or double, h half, b bfloat16, i and u integers, s struct or vector, v void;
-// '-' and size 0 for a scalar.
-template <class T>
-struct Pointee {
+// What a pointer points at: f float or double, h half, b bfloat16, i and u integers, s struct or vector, v
+// void; '-' and size 0 for a scalar.
+template <class T> struct Pointee {
     static constexpr char kind = '-';
     static constexpr int size = 0;
 };
-template <class T>
-struct Pointee<T*> {
+template <class T> struct Pointee<T*> {
     typedef typename std::remove_cv<T>::type Element;
     static constexpr char of_integer = std::is_signed<Element>::value ? 'i' : 'u';
-    static constexpr char kind = std::is_same<Element, __half>::value            ? 'h'
-                                 : std::is_same<Element, __nv_bfloat16>::value   ? 'b'
-                                 : std::is_floating_point<Element>::value        ? 'f'
-                                 : std::is_integral<Element>::value              ? of_integer
-                                                                                 : 's';
+    static constexpr char kind = std::is_same<Element, __half>::value          ? 'h'
+                                 : std::is_same<Element, __nv_bfloat16>::value ? 'b'
+                                 : std::is_floating_point<Element>::value      ? 'f'
+                                 : std::is_integral<Element>::value            ? of_integer
+                                                                               : 's';
     static constexpr int size = (int)sizeof(Element);
 };
-template <> struct Pointee<void*> { static constexpr char kind = 'v'; static constexpr int size = 0; };
-template <> struct Pointee<const void*> { static constexpr char kind = 'v'; static constexpr int size = 0; };
+template <> struct Pointee<void*> {
+    static constexpr char kind = 'v';
+    static constexpr int size = 0;
+};
+template <> struct Pointee<const void*> {
+    static constexpr char kind = 'v';
+    static constexpr int size = 0;
+};
 
-template <class Function>
-struct Signature;
-template <class... Parameters>
-struct Signature<void (*)(Parameters...)> {
+template <class Function> struct Signature;
+template <class... Parameters> struct Signature<void (*)(Parameters...)> {
     template <size_t... I>
     static void call_with(void (*kernel)(Parameters...), void** arguments, std::index_sequence<I...>)
     {
@@ -83,18 +85,24 @@ struct Signature<void (*)(Parameters...)> {
 #endif
 
 // CUEMU_EXPORT(id, kernel) or, for a template, CUEMU_EXPORT(id, kernel<float, 32>).
-#define CUEMU_EXPORT(ID, ...)                                                                                 \
-    CUEMU_EXPORTED __attribute__((no_sanitize("thread"))) void cuemu_call_##ID(void** arguments)              \
-    {                                                                                                         \
-        cuemu::Signature<decltype(&__VA_ARGS__)>::call(&__VA_ARGS__, arguments);                              \
-    }                                                                                                         \
-    CUEMU_EXPORTED const char* cuemu_sig_##ID() { return cuemu::Signature<decltype(&__VA_ARGS__)>::kinds(); } \
-    CUEMU_EXPORTED const int* cuemu_sizes_##ID() { return cuemu::Signature<decltype(&__VA_ARGS__)>::sizes(); } \
-    CUEMU_EXPORTED const int* cuemu_pointee_##ID()                                                            \
-    {                                                                                                         \
-        return cuemu::Signature<decltype(&__VA_ARGS__)>::pointee_sizes();                                     \
-    }                                                                                                         \
-    CUEMU_EXPORTED const char* cuemu_pointee_kind_##ID()                                                      \
-    {                                                                                                         \
-        return cuemu::Signature<decltype(&__VA_ARGS__)>::pointee_kinds();                                     \
+#define CUEMU_EXPORT(ID, ...)                                                                                \
+    CUEMU_EXPORTED __attribute__((no_sanitize("thread"))) void cuemu_call_##ID(void** arguments)             \
+    {                                                                                                        \
+        cuemu::Signature<decltype(&__VA_ARGS__)>::call(&__VA_ARGS__, arguments);                             \
+    }                                                                                                        \
+    CUEMU_EXPORTED const char* cuemu_sig_##ID()                                                              \
+    {                                                                                                        \
+        return cuemu::Signature<decltype(&__VA_ARGS__)>::kinds();                                            \
+    }                                                                                                        \
+    CUEMU_EXPORTED const int* cuemu_sizes_##ID()                                                             \
+    {                                                                                                        \
+        return cuemu::Signature<decltype(&__VA_ARGS__)>::sizes();                                            \
+    }                                                                                                        \
+    CUEMU_EXPORTED const int* cuemu_pointee_##ID()                                                           \
+    {                                                                                                        \
+        return cuemu::Signature<decltype(&__VA_ARGS__)>::pointee_sizes();                                    \
+    }                                                                                                        \
+    CUEMU_EXPORTED const char* cuemu_pointee_kind_##ID()                                                     \
+    {                                                                                                        \
+        return cuemu::Signature<decltype(&__VA_ARGS__)>::pointee_kinds();                                    \
     }

@@ -8,14 +8,16 @@
 
 #define CUEMU_INLINE static inline __attribute__((always_inline))
 
-#define __global__ __attribute__((noinline))  // a function of its own keeps its lines in the debug information
+// A function of its own keeps its lines in the debug information.
+#define __global__ __attribute__((noinline))
 #define __device__
 #define __host__
 #define __constant__ static
 
-// Shared arrays are static. In the traced build each starts at a multiple of more bytes than shared memory has, so that there
-// is room between any two of them and one element past an array's end is no part of the next. (Windows and macOS align to less:
-// an array of exactly so many bytes has its neighbour right behind it there.)
+// Shared arrays are static. In the traced build each starts at a multiple of more bytes than shared memory
+// has, so that there is room between any two of them and one element past an array's end is no part of the
+// next. (Windows and macOS align to less: an array of exactly so many bytes has its neighbour right behind it
+// there.)
 #if !CUEMU_TRACE
 #define CUEMU_SHARED_ALIGNMENT 128
 #elif defined(__ELF__)
@@ -26,7 +28,8 @@
 #ifdef __clang__
 #define __shared__ static __attribute__((aligned(CUEMU_SHARED_ALIGNMENT)))
 #else
-// Without constinit g++ puts a guard (an atomic load a thread) on a static array of a class with constexpr constructors.
+// Without constinit g++ puts a guard (an atomic load a thread) on a static array of a class with constexpr
+// constructors.
 #define __shared__ static constinit __attribute__((aligned(CUEMU_SHARED_ALIGNMENT)))
 #endif
 #define __forceinline__ inline __attribute__((always_inline))

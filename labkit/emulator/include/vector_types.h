@@ -3,57 +3,57 @@
 #include "abi.h"
 #include "qualifiers.h"
 
-// Compilers split struct copies into scalar ones, and the trace would then count four loads where a GPU does one. In the
-// traced build copying a vector is therefore one opaque call of the whole width. Default construction stays trivial, so
-// that shared arrays need no constructor.
+// Compilers split struct copies into scalar ones, and the trace would then count four loads where a GPU does
+// one. In the traced build copying a vector is therefore one opaque call of the whole width. Default
+// construction stays trivial, so that shared arrays need no constructor.
 #if CUEMU_TRACE
-#define CUEMU_COPY_AS_ONE(Name, bytes)                                                                        \
-    Name() = default;                                                                                         \
-    __attribute__((always_inline)) Name(const Name& other) { cuemu_copy(this, &other, bytes); }               \
-    __attribute__((always_inline)) Name& operator=(const Name& other)                                         \
-    {                                                                                                         \
-        cuemu_copy(this, &other, bytes);                                                                      \
-        return *this;                                                                                         \
+#define CUEMU_COPY_AS_ONE(Name, bytes)                                                                       \
+    Name() = default;                                                                                        \
+    __attribute__((always_inline)) Name(const Name& other) { cuemu_copy(this, &other, bytes); }              \
+    __attribute__((always_inline)) Name& operator=(const Name& other)                                        \
+    {                                                                                                        \
+        cuemu_copy(this, &other, bytes);                                                                     \
+        return *this;                                                                                        \
     }
 #else
-#define CUEMU_COPY_AS_ONE(Name, bytes)                                                                        \
-    Name() = default;                                                                                         \
-    Name(const Name&) = default;                                                                              \
+#define CUEMU_COPY_AS_ONE(Name, bytes)                                                                       \
+    Name() = default;                                                                                        \
+    Name(const Name&) = default;                                                                             \
     Name& operator=(const Name&) = default;
 #endif
 
 #define CUEMU_ALIGNMENT(bytes) ((bytes) > 16 ? 16 : (bytes))
 
-#define CUEMU_VECTOR1(Name, T)                                                                                \
-    struct Name {                                                                                             \
-        T x;                                                                                                  \
-    };                                                                                                        \
+#define CUEMU_VECTOR1(Name, T)                                                                               \
+    struct Name {                                                                                            \
+        T x;                                                                                                 \
+    };                                                                                                       \
     CUEMU_INLINE Name make_##Name(T x) { return Name{x}; }
 
-#define CUEMU_VECTOR2(Name, T)                                                                                \
-    struct __attribute__((aligned(2 * sizeof(T)))) Name {                                                     \
-        T x, y;                                                                                               \
-        constexpr Name(T x_, T y_) : x(x_), y(y_) {}                                                          \
-        CUEMU_COPY_AS_ONE(Name, 2 * sizeof(T))                                                                \
-    };                                                                                                        \
+#define CUEMU_VECTOR2(Name, T)                                                                               \
+    struct __attribute__((aligned(2 * sizeof(T)))) Name {                                                    \
+        T x, y;                                                                                              \
+        constexpr Name(T x_, T y_) : x(x_), y(y_) {}                                                         \
+        CUEMU_COPY_AS_ONE(Name, 2 * sizeof(T))                                                               \
+    };                                                                                                       \
     CUEMU_INLINE Name make_##Name(T x, T y) { return Name(x, y); }
 
 // Three elements have the alignment of one: a GPU reads them one by one, and so do we.
-#define CUEMU_VECTOR3(Name, T)                                                                                \
-    struct Name {                                                                                             \
-        T x, y, z;                                                                                            \
-    };                                                                                                        \
+#define CUEMU_VECTOR3(Name, T)                                                                               \
+    struct Name {                                                                                            \
+        T x, y, z;                                                                                           \
+    };                                                                                                       \
     CUEMU_INLINE Name make_##Name(T x, T y, T z) { return Name{x, y, z}; }
 
-#define CUEMU_VECTOR4(Name, T)                                                                                \
-    struct __attribute__((aligned(CUEMU_ALIGNMENT(4 * sizeof(T))))) Name {                                    \
-        T x, y, z, w;                                                                                         \
-        constexpr Name(T x_, T y_, T z_, T w_) : x(x_), y(y_), z(z_), w(w_) {}                                \
-        CUEMU_COPY_AS_ONE(Name, 4 * sizeof(T))                                                                \
-    };                                                                                                        \
+#define CUEMU_VECTOR4(Name, T)                                                                               \
+    struct __attribute__((aligned(CUEMU_ALIGNMENT(4 * sizeof(T))))) Name {                                   \
+        T x, y, z, w;                                                                                        \
+        constexpr Name(T x_, T y_, T z_, T w_) : x(x_), y(y_), z(z_), w(w_) {}                               \
+        CUEMU_COPY_AS_ONE(Name, 4 * sizeof(T))                                                               \
+    };                                                                                                       \
     CUEMU_INLINE Name make_##Name(T x, T y, T z, T w) { return Name(x, y, z, w); }
 
-#define CUEMU_VECTORS(name, T)                                                                                \
+#define CUEMU_VECTORS(name, T)                                                                               \
     CUEMU_VECTOR1(name##1, T) CUEMU_VECTOR2(name##2, T) CUEMU_VECTOR3(name##3, T) CUEMU_VECTOR4(name##4, T)
 
 typedef unsigned char uchar;
@@ -86,7 +86,10 @@ struct dim3 {
 namespace cuemu {
 CUEMU_INLINE uint3 thread_index() { return uint3{cuemu_thread_x(), cuemu_thread_y(), cuemu_thread_z()}; }
 CUEMU_INLINE uint3 block_index() { return uint3{cuemu_block_x(), cuemu_block_y(), cuemu_block_z()}; }
-CUEMU_INLINE uint3 block_size() { return uint3{cuemu_block_dim_x(), cuemu_block_dim_y(), cuemu_block_dim_z()}; }
+CUEMU_INLINE uint3 block_size()
+{
+    return uint3{cuemu_block_dim_x(), cuemu_block_dim_y(), cuemu_block_dim_z()};
+}
 CUEMU_INLINE uint3 grid_size() { return uint3{cuemu_grid_dim_x(), cuemu_grid_dim_y(), cuemu_grid_dim_z()}; }
 }  // namespace cuemu
 #define threadIdx (cuemu::thread_index())

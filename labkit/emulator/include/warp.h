@@ -19,35 +19,41 @@ CUEMU_INLINE void __syncwarp(unsigned mask = CUEMU_FULL_MASK) { cuemu_warp(CUEMU
 CUEMU_INLINE unsigned __activemask() { return cuemu_activemask(); }
 
 // Any type of up to 8 bytes: integers, float, double, half, half2, bfloat16.
-#define CUEMU_SHUFFLE(name, op, Parameter)                                                                    \
-    template <class T>                                                                                        \
-    CUEMU_INLINE T name(unsigned mask, T value, Parameter parameter, int width = 32)                          \
-    {                                                                                                         \
-        return cuemu::from_bits<T>(cuemu_warp(op, mask, cuemu::bits(value), (int)parameter, width));          \
+#define CUEMU_SHUFFLE(name, op, Parameter)                                                                   \
+    template <class T> CUEMU_INLINE T name(unsigned mask, T value, Parameter parameter, int width = 32)      \
+    {                                                                                                        \
+        return cuemu::from_bits<T>(cuemu_warp(op, mask, cuemu::bits(value), (int)parameter, width));         \
     }
 CUEMU_SHUFFLE(__shfl_sync, CUEMU_WARP_SHFL_IDX, int)
 CUEMU_SHUFFLE(__shfl_up_sync, CUEMU_WARP_SHFL_UP, unsigned)
 CUEMU_SHUFFLE(__shfl_down_sync, CUEMU_WARP_SHFL_DOWN, unsigned)
 CUEMU_SHUFFLE(__shfl_xor_sync, CUEMU_WARP_SHFL_XOR, int)
 
-CUEMU_INLINE unsigned __ballot_sync(unsigned mask, int p) { return (unsigned)cuemu_warp(CUEMU_WARP_BALLOT, mask, p != 0, 0, 32); }
-CUEMU_INLINE int __any_sync(unsigned mask, int p) { return (int)cuemu_warp(CUEMU_WARP_ANY, mask, p != 0, 0, 32); }
-CUEMU_INLINE int __all_sync(unsigned mask, int p) { return (int)cuemu_warp(CUEMU_WARP_ALL, mask, p != 0, 0, 32); }
+CUEMU_INLINE unsigned __ballot_sync(unsigned mask, int p)
+{
+    return (unsigned)cuemu_warp(CUEMU_WARP_BALLOT, mask, p != 0, 0, 32);
+}
+CUEMU_INLINE int __any_sync(unsigned mask, int p)
+{
+    return (int)cuemu_warp(CUEMU_WARP_ANY, mask, p != 0, 0, 32);
+}
+CUEMU_INLINE int __all_sync(unsigned mask, int p)
+{
+    return (int)cuemu_warp(CUEMU_WARP_ALL, mask, p != 0, 0, 32);
+}
 
-template <class T>
-CUEMU_INLINE unsigned __match_any_sync(unsigned mask, T value)
+template <class T> CUEMU_INLINE unsigned __match_any_sync(unsigned mask, T value)
 {
     return (unsigned)cuemu_warp(CUEMU_WARP_MATCH_ANY, mask, cuemu::bits(value), 0, 32);
 }
-template <class T>
-CUEMU_INLINE unsigned __match_all_sync(unsigned mask, T value, int* all_equal)
+template <class T> CUEMU_INLINE unsigned __match_all_sync(unsigned mask, T value, int* all_equal)
 {
     const unsigned lanes = (unsigned)cuemu_warp(CUEMU_WARP_MATCH_ALL, mask, cuemu::bits(value), 0, 32);
     *all_equal = lanes != 0;
     return lanes;
 }
 
-#define CUEMU_REDUCE(name, op, T)                                                                             \
+#define CUEMU_REDUCE(name, op, T)                                                                            \
     CUEMU_INLINE T name(unsigned mask, T value) { return (T)cuemu_warp(op, mask, (uint32_t)value, 0, 32); }
 CUEMU_REDUCE(__reduce_add_sync, CUEMU_WARP_REDUCE_ADD, int)
 CUEMU_REDUCE(__reduce_add_sync, CUEMU_WARP_REDUCE_ADD, unsigned)

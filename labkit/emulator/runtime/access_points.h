@@ -1,4 +1,5 @@
-// An access point is one instruction that touches memory (its return address and kind), with its counts a buffer.
+// An access point is one instruction that touches memory (its return address and kind), with its counts a
+// buffer.
 #pragma once
 #include "regions.h"
 
@@ -17,11 +18,11 @@ static const int MAX_SAMPLES = 4;
 struct AccessPoint {
     uintptr_t pc;
     Kind kind;
-    Region* cached;       // where the last access lay
-    // Counts. A point that meets several buffers (a pointer that is one or the other) has one of these for each; the first is
-    // in the table, others follow by `next`.
+    Region* cached;  // where the last access lay
+    // Counts. A point that meets several buffers (a pointer that is one or the other) has one of these for
+    // each; the first is in the table, others follow by `next`.
     Region* region;
-    uint32_t next;        // another AccessPoint with the same pc and kind; 0: none
+    uint32_t next;  // another AccessPoint with the same pc and kind; 0: none
     unsigned size;
     long long requests, lanes, full_requests, bytes, useful_bytes, sectors, cache_lines;
     long long wavefronts, ideal_wavefronts;

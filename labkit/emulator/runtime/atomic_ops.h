@@ -3,10 +3,12 @@
 #include "../include/half_bits.h"
 #include "scheduler.h"
 
-static int size_of_type(int type) { return type == CUEMU_I64 || type == CUEMU_U64 || type == CUEMU_F64 ? 8 : 4; }
+static int size_of_type(int type)
+{
+    return type == CUEMU_I64 || type == CUEMU_U64 || type == CUEMU_F64 ? 8 : 4;
+}
 
-template <class T>
-static T integer_result(int op, T old, T value, T compare)
+template <class T> static T integer_result(int op, T old, T value, T compare)
 {
     switch (op) {
         case CUEMU_ATOMIC_ADD: return (T)(old + value);
@@ -21,8 +23,7 @@ static T integer_result(int op, T old, T value, T compare)
         default: return old == 0 || old > value ? value : (T)(old - 1);  // DEC
     }
 }
-template <class Float, class Pattern>
-static Pattern float_result(int op, Pattern old, Pattern value)
+template <class Float, class Pattern> static Pattern float_result(int op, Pattern old, Pattern value)
 {
     if (op == CUEMU_ATOMIC_EXCHANGE) return value;
     Float a, b;
@@ -35,17 +36,20 @@ static Pattern float_result(int op, Pattern old, Pattern value)
 static uint32_t result32(int op, int type, uint32_t old, uint32_t value, uint32_t compare)
 {
     if (type == CUEMU_F32) return float_result<float>(op, old, value);
-    if (type == CUEMU_I32) return (uint32_t)integer_result<int32_t>(op, (int32_t)old, (int32_t)value, (int32_t)compare);
+    if (type == CUEMU_I32)
+        return (uint32_t)integer_result<int32_t>(op, (int32_t)old, (int32_t)value, (int32_t)compare);
     return integer_result<uint32_t>(op, old, value, compare);
 }
 static uint64_t result64(int op, int type, uint64_t old, uint64_t value, uint64_t compare)
 {
     if (type == CUEMU_F64) return float_result<double>(op, old, value);
-    if (type == CUEMU_I64) return (uint64_t)integer_result<int64_t>(op, (int64_t)old, (int64_t)value, (int64_t)compare);
+    if (type == CUEMU_I64)
+        return (uint64_t)integer_result<int64_t>(op, (int64_t)old, (int64_t)value, (int64_t)compare);
     return integer_result<uint64_t>(op, old, value, compare);
 }
 
-extern "C" EMU_NOINLINE uint64_t cuemu_atomic(int op, int type, void* address, uint64_t value, uint64_t compare)
+extern "C" EMU_NOINLINE uint64_t cuemu_atomic(int op, int type, void* address, uint64_t value,
+                                              uint64_t compare)
 {
     const unsigned size = (unsigned)size_of_type(type);
     const void* pc = EMU_CALLER;
@@ -54,7 +58,8 @@ extern "C" EMU_NOINLINE uint64_t cuemu_atomic(int op, int type, void* address, u
         check_interrupts(pc);
         yield_to_others();
     }
-    if ((uintptr_t)address & (size - 1)) fail_at("misaligned: an atomic needs an address that is a multiple of its size", current, pc);
+    if ((uintptr_t)address & (size - 1))
+        fail_at("misaligned: an atomic needs an address that is a multiple of its size", current, pc);
     if (tracing) {
         exchanging = op == CUEMU_ATOMIC_EXCHANGE;
         record(address, size, ATOMIC, pc);

@@ -10,8 +10,12 @@ static uint64_t reduce(const Thread* lane, int op, unsigned live)
         const uint32_t value = (uint32_t)lane[__builtin_ctz(rest)].warp_in;
         switch (op) {
             case CUEMU_WARP_REDUCE_ADD: result += value; break;
-            case CUEMU_WARP_REDUCE_MIN: result = (uint32_t)emu::smaller((int32_t)result, (int32_t)value); break;
-            case CUEMU_WARP_REDUCE_MAX: result = (uint32_t)emu::larger((int32_t)result, (int32_t)value); break;
+            case CUEMU_WARP_REDUCE_MIN:
+                result = (uint32_t)emu::smaller((int32_t)result, (int32_t)value);
+                break;
+            case CUEMU_WARP_REDUCE_MAX:
+                result = (uint32_t)emu::larger((int32_t)result, (int32_t)value);
+                break;
             case CUEMU_WARP_REDUCE_UMIN: result = emu::smaller(result, value); break;
             case CUEMU_WARP_REDUCE_UMAX: result = emu::larger(result, value); break;
             case CUEMU_WARP_REDUCE_AND: result &= value; break;
@@ -40,7 +44,8 @@ static void shuffle(Thread* lane, int op, unsigned live)
         const int source = shuffle_source(op, i, lane[i].warp_parameter, lane[i].warp_width);
         if (!(live >> source & 1)) {
             emu::text m;
-            m.addf("warp mismatch: %s reads lane %d, which is not in the mask or has exited", warp_op_name(op), source);
+            m.addf("warp mismatch: %s reads lane %d, which is not in the mask or has exited",
+                   warp_op_name(op), source);
             fail_at(m.c_str(), &lane[i], lane[i].wait_pc);
         }
         lane[i].warp_out = lane[source].warp_in;
@@ -101,7 +106,8 @@ static void warp_operation(int op, unsigned mask, const void* pc)
     check_interrupts(pc);
     if (!(mask >> me->lane & 1)) {
         emu::text m;
-        m.addf("warp mismatch: a lane calls %s with mask %08x, in which it is not itself", warp_op_name(op), mask);
+        m.addf("warp mismatch: a lane calls %s with mask %08x, in which it is not itself", warp_op_name(op),
+               mask);
         fail_at(m.c_str(), me, pc);
     }
     me->state = IN_WARP;
@@ -110,7 +116,8 @@ static void warp_operation(int op, unsigned mask, const void* pc)
     unsigned live = 0;
     bool complete = true;
     for (int i = 0; i < WARP && complete; i++) {
-        if (!(mask >> i & 1) || i >= lanes || lane[i].state == DONE) continue;  // who has exited counts as arrived
+        if (!(mask >> i & 1) || i >= lanes || lane[i].state == DONE)
+            continue;  // who has exited counts as arrived
         if (lane[i].state == IN_WARP && lane[i].warp_mask == mask && lane[i].warp_op == op) live |= 1u << i;
         else complete = false;
     }
@@ -140,7 +147,8 @@ EMU_NOINLINE uint64_t cuemu_warp(int op, unsigned mask, uint64_t value, int para
     warp_operation(op, mask, EMU_CALLER);
     return me->warp_out;
 }
-EMU_NOINLINE void cuemu_warp_pointers(int op, unsigned mask, void* out, const void* a, const void* b, const void* c, int parameter)
+EMU_NOINLINE void cuemu_warp_pointers(int op, unsigned mask, void* out, const void* a, const void* b,
+                                      const void* c, int parameter)
 {
     Thread* me = current;
     me->warp_out_pointer = out;

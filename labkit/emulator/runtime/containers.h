@@ -1,4 +1,5 @@
-// A vector and a text, so that the runtime needs no C++ library: a kernel then links in milliseconds with any linker.
+// A vector and a text, so that the runtime needs no C++ library: a kernel then links in milliseconds with any
+// linker.
 #pragma once
 #include "platform.h"
 
@@ -10,10 +11,8 @@ inline void* operator new(size_t, void* place, emu::Place) noexcept { return pla
 
 namespace emu {
 
-template <class T>
-T smaller(T a, T b) { return b < a ? b : a; }
-template <class T>
-T larger(T a, T b) { return a < b ? b : a; }
+template <class T> T smaller(T a, T b) { return b < a ? b : a; }
+template <class T> T larger(T a, T b) { return a < b ? b : a; }
 
 [[noreturn]] static void out_of_memory()
 {
@@ -21,8 +20,7 @@ T larger(T a, T b) { return a < b ? b : a; }
     abort();
 }
 
-template <class T>
-class vector {
+template <class T> class vector {
     T* items = nullptr;
     size_t count = 0, capacity = 0;
 
@@ -83,6 +81,13 @@ public:
     {
         while (count) pop_back();
     }
+    void release()
+    {
+        clear();
+        free((void*)items);
+        items = nullptr;
+        capacity = 0;
+    }
 
     size_t size() const { return count; }
     bool empty() const { return count == 0; }
@@ -141,8 +146,7 @@ public:
 };
 
 // Insertion sort: the lists are short and nearly sorted.
-template <class T, class Less>
-void sort(vector<T>& items, Less less)
+template <class T, class Less> void sort(vector<T>& items, Less less)
 {
     for (size_t i = 1; i < items.size(); i++)
         for (size_t j = i; j > 0 && less(items[j], items[j - 1]); j--) {

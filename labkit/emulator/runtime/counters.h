@@ -1,5 +1,6 @@
-// From accesses of lanes to requests of warps. Each lane keeps a list of its accesses; at barriers the 32 lists of a warp are
-// walked together, in lockstep by lowest code address, and every step is one request whose lanes are known.
+// From accesses of lanes to requests of warps. Each lane keeps a list of its accesses; at barriers the 32
+// lists of a warp are walked together, in lockstep by lowest code address, and every step is one request
+// whose lanes are known.
 #pragma once
 #include "epochs.h"
 
@@ -17,7 +18,8 @@ static void keep_sample(AccessPoint& point, Event* const* lane_event, uint32_t a
     Sample& sample = point.samples[point.sample_count++];
     sample.block = block_id;
     for (int lane = 0; lane < WARP; lane++)
-        sample.offset[lane] = active >> lane & 1 ? (long long)(lane_event[lane]->address - point.region->low) : -1;
+        sample.offset[lane] =
+            active >> lane & 1 ? (long long)(lane_event[lane]->address - point.region->low) : -1;
 }
 
 // Global memory moves 32-byte sectors in 128-byte lines; a request pays for each distinct one once.
@@ -65,8 +67,9 @@ static void count_global(AccessPoint& point, Event* const* lane_event, uint32_t 
     point.cache_lines += lines;
 }
 
-// Shared memory has 32 banks of 4 bytes. 8-byte accesses go by half warps and 16-byte ones by quarter warps; in each part a
-// bank delivers one word a wavefront (the same word to any number of lanes), or does one lane's atomic.
+// Shared memory has 32 banks of 4 bytes. 8-byte accesses go by half warps and 16-byte ones by quarter warps;
+// in each part a bank delivers one word a wavefront (the same word to any number of lanes), or does one
+// lane's atomic.
 static void count_shared(AccessPoint& point, Event* const* lane_event, uint32_t active)
 {
     const unsigned size = point.size;
@@ -124,13 +127,15 @@ static void count_request(Event* const* lane_event, uint32_t active, uint32_t in
     }
 }
 
-// Walk a warp's lists as far as they are known. Where a lane with a full list stands at its end, the others may not pass.
+// Walk a warp's lists as far as they are known. Where a lane with a full list stands at its end, the others
+// may not pass.
 static void count_warp(int warp, bool block_has_arrived)
 {
     Event *next[WARP], *end[WARP];
     bool more_to_come[WARP];
     const int lanes = lanes_in_warp(warp);
     Thread* lane_thread = threads + warp * WARP;
+    counting = 1;
     for (int i = 0; i < lanes; i++) {
         emu::vector<Event>& events = lane_thread[i].events;
         next[i] = events.data() + lane_thread[i].events_done;
@@ -176,6 +181,7 @@ static void count_warp(int warp, bool block_has_arrived)
             thread.events_done = 0;
         }
     }
+    counting = 0;
 }
 static void count_all_warps()
 {

@@ -1,5 +1,5 @@
-// cp.async: the data lands when it is waited for, which is as late as the program allows. A forgotten wait therefore reads
-// what was there before (0xFF at first), and the trace knows the cells to be in flight.
+// cp.async: the data lands when it is waited for, which is as late as the program allows. A forgotten wait
+// therefore reads what was there before (0xFF at first), and the trace knows the cells to be in flight.
 #pragma once
 #include "scheduler.h"
 
@@ -8,13 +8,15 @@ EMU_NOINLINE void cuemu_cp_async(void* destination, const void* source, int byte
 {
     const void* pc = EMU_CALLER;
     Thread* me = current;
-    if (bytes != 4 && bytes != 8 && bytes != 16) fail_at("invalid cp.async: it copies 4, 8 or 16 bytes", me, pc);
+    if (bytes != 4 && bytes != 8 && bytes != 16)
+        fail_at("invalid cp.async: it copies 4, 8 or 16 bytes", me, pc);
     if (((uintptr_t)destination | (uintptr_t)source) & (uintptr_t)(bytes - 1))
         fail_at("misaligned: a cp.async address is not a multiple of the copy's size", me, pc);
     source_bytes = source_bytes < 0 ? 0 : emu::smaller(source_bytes, bytes);
     CpAsync copy = {(char*)destination, (const char*)source, bytes, source_bytes, 0, 0, 0};
     if (tracing) {
-        // A copy of which nothing is read makes no request (an H200 counts none either); its address may be anything.
+        // A copy of which nothing is read makes no request (an H200 counts none either); its address may be
+        // anything.
         if (source_bytes) copy.source_point = record(source, (unsigned)source_bytes, CP_READ, pc);
         copy.point = record(destination, (unsigned)bytes, CP_WRITE, pc);
         copy.epoch = epoch;

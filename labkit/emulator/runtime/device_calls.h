@@ -82,7 +82,8 @@ EMU_NOINLINE void cuemu_assert(const char* what, const char* file, int line)
 }
 EMU_NOINLINE void cuemu_trap() { fail_at("trap: the kernel called __trap()", current, EMU_CALLER); }
 
-// Vector types in the traced build: one access of the whole width on each side. Wider than 16 bytes goes in halves.
+// Vector types in the traced build: one access of the whole width on each side. Wider than 16 bytes goes in
+// halves.
 EMU_NOINLINE void cuemu_copy(void* destination, const void* source, unsigned bytes)
 {
     const void* pc = EMU_CALLER;

@@ -1,5 +1,6 @@
-// The emulator's runtime, one translation unit: compiled once (without instrumentation) and linked into each kernel's shared
-// object, so that every loaded copy of an object has threads, shared memory and statics of its own.
+// The emulator's runtime, one translation unit: compiled once (without instrumentation) and linked into each
+// kernel's shared object, so that every loaded copy of an object has threads, shared memory and statics of
+// its own.
 //
 //   platform.h       exported names, pages, clock        access_points.h  counts by instruction
 //   containers.h     vector, text                        reports.h        what was found wrong

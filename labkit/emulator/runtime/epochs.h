@@ -1,15 +1,16 @@
 // Which of two accesses came before the other, whatever order the fibers happened to run in.
 //
-//   block epoch   one number for all blocks of all launches, one more at each barrier and each block's start. Within a block,
-//                 accesses of different epochs are ordered by the barrier between them.
-//   warp clock    one more at each __syncwarp of that warp (any mask). known[w][b][a] is the clock up to which lane a's
-//                 accesses are ordered before lane b's present: 32 vector clocks a warp, joined at each __syncwarp. Exact
-//                 for full masks and for groups of lanes that always meet among themselves; chains of overlapping partial
-//                 masks may give a false alarm, since a cell keeps one clock for several readers.
-//   release       __threadfence, then an atomic on A by the same thread, publishes what was ordered before the fence; whoever
-//                 does an atomic on A later has acquired it, and after its next barrier so has its block. (A fence by every
-//                 thread of a block followed by a barrier publishes all of it through anyone's atomic.) No transitivity
-//                 through a third block.
+//   block epoch  One number for all blocks of all launches, one more at each barrier and each block's start.
+//                Within a block, accesses of different epochs are ordered by the barrier between them.
+//   warp clock   One more at each __syncwarp of that warp (any mask). known[w][b][a] is the clock up to which
+//                lane a's accesses are ordered before lane b's present: 32 vector clocks a warp, joined at
+//                each __syncwarp. Exact for full masks and for groups of lanes that always meet among
+//                themselves; chains of overlapping partial masks may give a false alarm, since a cell keeps
+//                one clock for several readers.
+//   release      __threadfence, then an atomic on A by the same thread, publishes what was ordered before the
+//                fence; whoever does an atomic on A later has acquired it, and after its next barrier so has
+//                its block. A fence by every thread of a block followed by a barrier publishes all of it
+//                through anyone's atomic. There is no transitivity through a third block: false alarms there.
 #pragma once
 #include "access_points.h"
 
@@ -43,14 +44,14 @@ static Index3 block_id_of_epoch(uint32_t e)
 struct Release {
     void* address;
     int block, thread;
-    uint32_t all_before;   // everything of its block in earlier epochs …
-    uint32_t epoch;        // … and in this one what its warp's clocks say
+    uint32_t all_before;  // everything of its block in earlier epochs …
+    uint32_t epoch;       // … and in this one what its warp's clocks say
     uint32_t clocks[WARP];
     uint32_t own_clock;
-    int next_at_address;   // in the same hash bucket
+    int next_at_address;  // in the same hash bucket
 };
 struct Fence {
-    uint32_t epoch;        // 0: none yet in this block
+    uint32_t epoch;  // 0: none yet in this block
     uint32_t own_clock;
     uint32_t clocks[WARP];
 };
@@ -58,18 +59,21 @@ struct Acquired {
     int release;
     int thread;
     uint32_t epoch, clock;
-    int next_of_block;     // another one that publishes the same block
+    int next_of_block;  // another one that publishes the same block
 };
 static const int BUCKETS = 1024;
 static int release_bucket[BUCKETS];
 static emu::vector<Release> releases;
-static emu::vector<Acquired> acquired;          // by the present block
-static emu::vector<int> acquired_of_block;      // publisher → latest in `acquired`, −1: none
+static emu::vector<Acquired> acquired;      // by the present block
+static emu::vector<int> acquired_of_block;  // publisher → latest in `acquired`, −1: none
 static Fence fences[MAX_THREADS];
-static int fences_in_epoch;                     // threads that have fenced since the last barrier
-static uint32_t fenced_by_all;                  // everything in epochs before this one has been fenced by every thread
+static int fences_in_epoch;     // threads that have fenced since the last barrier
+static uint32_t fenced_by_all;  // everything in epochs before this one has been fenced by every thread
 
-static int bucket_of(void* address) { return (int)(((uintptr_t)address >> 2) * 2654435761u >> 8 & (BUCKETS - 1)); }
+static int bucket_of(void* address)
+{
+    return (int)(((uintptr_t)address >> 2) * 2654435761u >> 8 & (BUCKETS - 1));
+}
 
 static void on_fence()
 {
@@ -101,7 +105,8 @@ static void on_atomic(void* address)
         }
         while ((int)acquired_of_block.size() <= release.block) acquired_of_block.push_back(-1);
         bool known_already = false;
-        for (int a = acquired_of_block[release.block]; a >= 0 && !known_already; a = acquired[a].next_of_block)
+        for (int a = acquired_of_block[release.block]; a >= 0 && !known_already;
+             a = acquired[a].next_of_block)
             known_already = acquired[a].release == i && acquired[a].thread == me;
         if (known_already) continue;
         Acquired entry = {i, me, epoch, warp_clock[current->warp], acquired_of_block[release.block]};
@@ -109,7 +114,8 @@ static void on_atomic(void* address)
         acquired.push_back(entry);
     }
     if (!can_release || mine_is_there) return;
-    Release release = {address, block, me, all_before, fence.epoch, {}, fence.own_clock, release_bucket[bucket]};
+    Release release = {
+        address, block, me, all_before, fence.epoch, {}, fence.own_clock, release_bucket[bucket]};
     memcpy(release.clocks, fence.clocks, sizeof release.clocks);
     release_bucket[bucket] = (int)releases.size();
     releases.push_back(release);
@@ -131,7 +137,9 @@ static bool acquired_access(uint32_t access_epoch, uint32_t access_clock, int th
         const Release& release = releases[entry.release];
         if (access_epoch < release.all_before) return true;
         if (access_epoch != release.epoch || thread / WARP != release.thread / WARP) continue;
-        if (thread == release.thread ? access_clock <= release.own_clock : access_clock < release.clocks[thread % WARP]) return true;
+        if (thread == release.thread ? access_clock <= release.own_clock
+                                     : access_clock < release.clocks[thread % WARP])
+            return true;
     }
     return false;
 }
@@ -145,7 +153,8 @@ static Order order(uint32_t access_epoch, uint32_t access_clock, int thread, Spa
         return acquired_access(access_epoch, access_clock, thread) ? ORDERED : UNORDERED;
     }
     if (access_epoch < epoch || thread == current->linear) return ORDERED;
-    if (thread / WARP == current->warp && access_clock < known[current->warp][current->lane][thread % WARP]) return ORDERED;
+    if (thread / WARP == current->warp && access_clock < known[current->warp][current->lane][thread % WARP])
+        return ORDERED;
     return acquired_access(access_epoch, access_clock, thread) ? ORDERED : UNORDERED;
 }
 

@@ -1,5 +1,5 @@
-// CUDA threads are fibers: each has a stack of its own, and a switch saves the callee-saved registers on one stack and takes
-// them from another (13 ns; ucontext, which asks the kernel about signals, costs 245 ns).
+// CUDA threads are fibers: each has a stack of its own, and a switch saves the callee-saved registers on one
+// stack and takes them from another (13 ns; ucontext, which asks the kernel about signals, costs 245 ns).
 #pragma once
 #include "platform.h"
 
@@ -16,7 +16,9 @@ extern "C" void cuemu_switch(void** save, void* load);
 #else
 #define EMU_HIDDEN ""
 #endif
-#define EMU_ASM_BEGIN ".text\n.globl " EMU_SYMBOL("cuemu_switch") "\n" EMU_HIDDEN ".p2align 4\n" EMU_SYMBOL("cuemu_switch") ":\n"
+#define EMU_ASM_BEGIN                                                                                        \
+    ".text\n.globl " EMU_SYMBOL("cuemu_switch") "\n" EMU_HIDDEN                                              \
+                                                ".p2align 4\n" EMU_SYMBOL("cuemu_switch") ":\n"
 
 // prepare_stack lays out a stack as if `entry` had been interrupted by a switch on its first instruction.
 
@@ -49,8 +51,8 @@ static void* prepare_stack(char* base, size_t size, void (*entry)())
 }
 
 #elif defined(__x86_64__) && defined(_WIN32)
-// Win64: rdi, rsi and xmm6–15 too, and the thread block's stack bounds (StackBase, StackLimit, DeallocationStack) move with
-// the stack, or Windows would take a switch for a stack overflow.
+// Win64: rdi, rsi and xmm6–15 too, and the thread block's stack bounds (StackBase, StackLimit,
+// DeallocationStack) move with the stack, or Windows would take a switch for a stack overflow.
 asm(EMU_ASM_BEGIN
     "  pushq %rbp\n"
     "  pushq %rbx\n"
@@ -161,13 +163,16 @@ static void* prepare_stack(char* base, size_t size, void (*entry)())
 #error "the emulator's fibers know x86-64 and AArch64"
 #endif
 
-// A stack for each thread of a block. Below each lies a gap that may not be touched: a thread that runs out of stack faults
-// there instead of writing into its neighbour.
+// A stack for each thread of a block that has to wait. Below each lies a gap that may not be touched: a
+// thread that runs out of stack faults there instead of writing into its neighbour. Stacks are opened on
+// first use, and given back after a launch that needed many: an operating system allows a process some 65,000
+// pieces of memory, and each loaded kernel has its own.
 struct Stacks {
     static const size_t gap = 128 * 1024;
+    static const int kept = 64;
     size_t usable = 128 * 1024;
     char* start = nullptr;
-    int count = 0;
+    int count = 0, opened = 0;
 
     size_t pitch() const { return usable + gap; }
     size_t bytes() const { return pitch() * (size_t)count; }
@@ -178,25 +183,32 @@ struct Stacks {
         return contain(address) && (address - (uintptr_t)start) % pitch() < gap;
     }
 
-    bool provide(int wanted)
+    bool reserve(int wanted)
     {
         if (wanted <= count) return true;
         release();
         start = reserve_pages(pitch() * (size_t)wanted);
-        if (!start) return false;
-        count = wanted;
-        for (int i = 0; i < count; i++)
-            if (!open_pages(base(i), usable)) {
-                release();
-                return false;
-            }
+        count = start ? wanted : 0;
+        return start != nullptr && open(0);
+    }
+    // Stacks are handed out in ascending order.
+    bool open(int i)
+    {
+        while (opened <= i) {
+            if (!open_pages(base(opened), usable)) return false;
+            opened++;
+        }
         return true;
     }
     void release()
     {
         if (start) release_pages(start, bytes());
         start = nullptr;
-        count = 0;
+        count = opened = 0;
+    }
+    void release_many()
+    {
+        if (opened > kept) release();
     }
 };
 static Stacks stacks;

@@ -56,27 +56,31 @@ static void run_blocks(uint64_t first, uint64_t step, uint64_t max_blocks)
     }
 }
 
-EMU_EXPORT int cuemu_launch(void (*function)(void**), void** arguments, const unsigned* grid, const unsigned* block,
-                            size_t dynamic_bytes, uint64_t first, uint64_t step, uint64_t max_blocks)
+static int launch(void (*function)(void**), void** arguments, const unsigned* grid, const unsigned* block,
+                  size_t dynamic_bytes, uint64_t first, uint64_t step, uint64_t max_blocks)
 {
     failed = stopped = false;
     error_message.clear();
     stop_requested = 0;
     time_is_up = 0;
+    counting = 0;
     grid_dim = {grid[0], grid[1], grid[2]};
     block_dim = {block[0], block[1], block[2]};
     const uint64_t threads_a_block = (uint64_t)block[0] * block[1] * block[2];
-    if (threads_a_block < 1 || threads_a_block > MAX_THREADS) return refuse_launch("a block has 1 to 1024 threads");
-    if (dynamic_bytes > MAX_DYNAMIC_SHARED) return refuse_launch("more dynamic shared memory than any GPU has (227 KiB a block)");
+    if (threads_a_block < 1 || threads_a_block > MAX_THREADS)
+        return refuse_launch("a block has 1 to 1024 threads");
+    if (dynamic_bytes > MAX_DYNAMIC_SHARED)
+        return refuse_launch("more dynamic shared memory than any GPU has (227 KiB a block)");
     for (uint64_t id : chosen_blocks)
-        if (id >= (uint64_t)grid[0] * grid[1] * grid[2]) return refuse_launch("a chosen block lies outside the grid");
+        if (id >= (uint64_t)grid[0] * grid[1] * grid[2])
+            return refuse_launch("a chosen block lies outside the grid");
     thread_count = (int)threads_a_block;
     dynamic_shared_bytes = dynamic_bytes;
     kernel_function = function;
     kernel_arguments = arguments;
     in_first_block = 1;
     last_traced_pc = nullptr;
-    if (!stacks.provide(thread_count)) return refuse_launch("no memory for the threads' stacks");
+    if (!stacks.reserve(thread_count)) return refuse_launch("no memory for the threads' stacks");
     number_threads();
     current = &threads[0];
     install_handlers();
@@ -87,18 +91,20 @@ EMU_EXPORT int cuemu_launch(void (*function)(void**), void** arguments, const un
     ours.ss_sp = alternate;
     ours.ss_size = sizeof alternate;
     sigaltstack(&ours, &previous_stack);
-    struct sigaction previous_alarm = {};
     kernel_thread = pthread_self();
     if (sigsetjmp(back_to_launch, 1)) {
         kernel_runs_here = 0;
+        kernel_runs = 0;
         describe_fault();
     } else {
         kernel_runs_here = 1;
-        start_timer(&previous_alarm);
+        kernel_runs = 1;
+        start_timer();
         run_blocks(first, step, max_blocks);
         kernel_runs_here = 0;
+        kernel_runs = 0;
     }
-    end_timer(&previous_alarm);
+    end_timer();
     sigaltstack(&previous_stack, nullptr);
 #else
     kernel_runs_here = true;
@@ -107,10 +113,33 @@ EMU_EXPORT int cuemu_launch(void (*function)(void**), void** arguments, const un
 #endif
     in_first_block = 0;
     chosen_blocks.clear();
+    stacks.release_many();
     return failed ? LAUNCH_FAULT : stopped ? LAUNCH_STOPPED : LAUNCH_OK;
 }
 
-EMU_EXPORT const char* cuemu_error() { return error_message.c_str(); }
+// One launch at a time: threads, shared memory and counts are this copy's own.
+static char busy;
+static volatile bool refused_while_busy;
+
+EMU_EXPORT int cuemu_launch(void (*function)(void**), void** arguments, const unsigned* grid,
+                            const unsigned* block, size_t dynamic_bytes, uint64_t first, uint64_t step,
+                            uint64_t max_blocks)
+{
+    if (__atomic_test_and_set(&busy, __ATOMIC_ACQUIRE)) {
+        refused_while_busy = true;
+        return LAUNCH_FAULT;
+    }
+    const int result = launch(function, arguments, grid, block, dynamic_bytes, first, step, max_blocks);
+    refused_while_busy = false;
+    __atomic_clear(&busy, __ATOMIC_RELEASE);
+    return result;
+}
+
+EMU_EXPORT const char* cuemu_error()
+{
+    return refused_while_busy ? "busy: an earlier launch of this kernel has not ended yet"
+                              : error_message.c_str();
+}
 EMU_EXPORT const char* cuemu_output() { return printed.c_str(); }
 EMU_EXPORT void cuemu_clear_output() { printed.clear(); }
 // Switches, barriers, warp operations (by lane), threads started; then from zero again.

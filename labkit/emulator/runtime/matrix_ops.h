@@ -1,5 +1,5 @@
-// ldmatrix and mma.sync, with the register fragments of the PTX manual. g = lane / 4 is a row (or, of B, a column), q = lane
-// % 4 a pair of neighbours in it.
+// ldmatrix and mma.sync, with the register fragments of the PTX manual. g = lane / 4 is a row (or, of B, a
+// column), q = lane % 4 a pair of neighbours in it.
 #pragma once
 #include "../include/half_bits.h"
 #include "trace.h"
@@ -15,7 +15,8 @@ static void load_matrices(Thread* lane)
         current = &lane[i];  // the access is the lane's whose address it is
         if ((uintptr_t)row & 15) {
             check_alignment((uintptr_t)row, 16, 16, LDMATRIX, lane[i].wait_pc);
-            fail_at("misaligned: an ldmatrix row is not at a multiple of 16 bytes", &lane[i], lane[i].wait_pc);
+            fail_at("misaligned: an ldmatrix row is not at a multiple of 16 bytes", &lane[i],
+                    lane[i].wait_pc);
         }
         if (tracing) record(row, 16, LDMATRIX, lane[i].wait_pc, false);
     }
@@ -40,8 +41,9 @@ static float element(uint32_t pair, int which, bool bfloat)
     return bfloat ? cuemu::bfloat_to_float(pattern) : cuemu::half_to_float(pattern);
 }
 
-// m16n8k16: D[16, 8] = A[16, 16] · B[16, 8] + C[16, 8]. Products are exact, the sum is made in double and rounded once: a
-// tensor core rounds a little more often, so results agree to float (or half) rounding and not to the bit.
+// m16n8k16: D[16, 8] = A[16, 16] · B[16, 8] + C[16, 8]. Products are exact, the sum is made in double and
+// rounded once: a tensor core rounds a little more often, so results agree to float (or half) rounding and
+// not to the bit.
 static void multiply_matrices(Thread* lane, int op)
 {
     const bool bfloat = op == CUEMU_WARP_MMA_BF16_F32, half_sum = op == CUEMU_WARP_MMA_F16_F16;
@@ -51,7 +53,8 @@ static void multiply_matrices(Thread* lane, int op)
         const uint32_t* fa = (const uint32_t*)lane[i].warp_pointer[0];
         const uint32_t* fb = (const uint32_t*)lane[i].warp_pointer[1];
         for (int e = 0; e < 2; e++) {
-            for (int r = 0; r < 4; r++) a[g + 8 * (r & 1)][2 * q + 8 * (r >> 1) + e] = element(fa[r], e, bfloat);
+            for (int r = 0; r < 4; r++)
+                a[g + 8 * (r & 1)][2 * q + 8 * (r >> 1) + e] = element(fa[r], e, bfloat);
             for (int r = 0; r < 2; r++) b[2 * q + 8 * r + e][g] = element(fb[r], e, bfloat);
         }
     }
@@ -69,12 +72,14 @@ static void multiply_matrices(Thread* lane, int op)
         for (int column = 0; column < 8; column++) sum[row][column] = (double)start[row][column];
     for (int row = 0; row < 16; row++)
         for (int k = 0; k < 16; k++)
-            for (int column = 0; column < 8; column++) sum[row][column] += (double)a[row][k] * (double)b[k][column];
+            for (int column = 0; column < 8; column++)
+                sum[row][column] += (double)a[row][k] * (double)b[k][column];
     for (int i = 0; i < WARP; i++) {
         const int g = i / 4, q = i % 4;
         for (int r = 0; r < 4; r++) {
             const double value = sum[g + 8 * (r >> 1)][2 * q + (r & 1)];
-            if (half_sum) ((uint16_t*)lane[i].warp_out_pointer)[r] = cuemu::float_to_half(cuemu::round_to_odd(value));
+            if (half_sum)
+                ((uint16_t*)lane[i].warp_out_pointer)[r] = cuemu::float_to_half(cuemu::round_to_odd(value));
             else ((float*)lane[i].warp_out_pointer)[r] = (float)value;
         }
     }

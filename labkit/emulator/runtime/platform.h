@@ -1,5 +1,6 @@
 // What differs between Linux, macOS and Windows: exported names, pages of memory, the clock.
 #pragma once
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -15,11 +16,11 @@
 #else
 #include <pthread.h>
 #include <setjmp.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <sys/time.h>
 #include <unistd.h>
 #ifdef __linux__
+#include <sys/syscall.h>
 #include <ucontext.h>
 #endif
 #define EMU_EXPORT extern "C" __attribute__((visibility("default")))

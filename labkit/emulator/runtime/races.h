@@ -1,9 +1,11 @@
-// The shadow of memory: for each cell the last plain write, the readers, the atomics and whether a cp.async is under way.
+// The shadow of memory: for each cell the last plain write, the readers, the atomics and whether a cp.async
+// is under way.
 //
-// A pair of unordered accesses (epochs.h) of which at least one is a plain write, or one is atomic and the other plain, is a
-// race. Both orders of a pair are checked, so the verdict does not depend on which fiber ran first; only whether a report
-// says "read after write" or "write after read" does. Writing the same value twice is a race too, as it is in CUDA. One lane
-// never races with itself; two lanes of a warp do, unless a __syncwarp lies between them.
+// A pair of unordered accesses (epochs.h) of which at least one is a plain write, or one is atomic and the
+// other plain, is a race. Both orders of a pair are checked, so the verdict does not depend on which fiber
+// ran first; only whether a report says "read after write" or "write after read" does. Writing the same value
+// twice is a race too, as it is in CUDA. One lane never races with itself; two lanes of a warp do, unless a
+// __syncwarp lies between them.
 #pragma once
 #include "epochs.h"
 #include "reports.h"
@@ -82,7 +84,8 @@ static bool conflicts(const AccessSet& set, Space space, Partner* partner)
 
 static bool write_conflicts(const Cell& cell, Space space, Partner* partner)
 {
-    if (cell.epoch < launch_start || order(cell.epoch, cell.time, cell.thread, space) == ORDERED) return false;
+    if (cell.epoch < launch_start || order(cell.epoch, cell.time, cell.thread, space) == ORDERED)
+        return false;
     *partner = partner_of(cell.thread, cell.point, cell.epoch);
     return true;
 }
@@ -102,7 +105,8 @@ static void check_read(Region* region, size_t index, uintptr_t address, unsigned
         add_report("read of uninitialised shared memory", pc, address, size, region, nullptr);
     } else if (cell.in_flight && cell.epoch >= block_start) {
         partner = partner_of(cell.thread, cell.point, cell.epoch);
-        add_report("read before the cp.async that fills it was waited for", pc, address, size, region, &partner);
+        add_report("read before the cp.async that fills it was waited for", pc, address, size, region,
+                   &partner);
     } else if (write_conflicts(cell, region->space, &partner)) {
         add_report("race: read after write without a barrier", pc, address, size, region, &partner);
     }
@@ -111,7 +115,8 @@ static void check_read(Region* region, size_t index, uintptr_t address, unsigned
     add_access(cell.readers, point);
 }
 
-static void check_write(Region* region, size_t index, uintptr_t address, unsigned size, uint32_t point, bool asynchronous)
+static void check_write(Region* region, size_t index, uintptr_t address, unsigned size, uint32_t point,
+                        bool asynchronous)
 {
     Cell& cell = region->cells.at(index);
     AccessSet* atomics = region->atomics.find(index);
@@ -119,7 +124,8 @@ static void check_write(Region* region, size_t index, uintptr_t address, unsigne
     Partner partner;
     if (cell.in_flight && cell.epoch >= block_start) {
         partner = partner_of(cell.thread, cell.point, cell.epoch);
-        add_report("write before the cp.async that fills it was waited for", pc, address, size, region, &partner);
+        add_report("write before the cp.async that fills it was waited for", pc, address, size, region,
+                   &partner);
     } else if (write_conflicts(cell, region->space, &partner)) {
         add_report("race: two writes without a barrier", pc, address, size, region, &partner);
     }
@@ -163,8 +169,8 @@ static void check_cells(Region* region, uintptr_t address, unsigned size, Kind k
     }
 }
 
-// The copy was waited for: from here on it is a write of the waiting thread. Its source must not have changed since the
-// copy was issued, since it may have been read at any moment in between.
+// The copy was waited for: from here on it is a write of the waiting thread. Its source must not have changed
+// since the copy was issued, since it may have been read at any moment in between.
 static void cp_async_arrived(const CpAsync& copy)
 {
     const uintptr_t to = (uintptr_t)copy.destination, from = (uintptr_t)copy.source;
@@ -183,9 +189,11 @@ static void cp_async_arrived(const CpAsync& copy)
         Cell& cell = region->cells.at((from - region->low + (uintptr_t)done) / region->granule);
         if (cell.epoch > copy.epoch) {
             const Partner partner = partner_of(cell.thread, cell.point, cell.epoch);
-            add_report("race: source of a cp.async changed before it was waited for", (const void*)point_at(copy.source_point).pc,
-                       from + (uintptr_t)done, (unsigned)copy.source_bytes, region, &partner);
+            add_report("race: source of a cp.async changed before it was waited for",
+                       (const void*)point_at(copy.source_point).pc, from + (uintptr_t)done,
+                       (unsigned)copy.source_bytes, region, &partner);
         }
-        add_access(cell.readers, copy.source_point);  // read until now: who writes before the next barrier races
+        add_access(cell.readers,
+                   copy.source_point);  // read until now: who writes before the next barrier races
     }
 }

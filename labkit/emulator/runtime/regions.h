@@ -1,23 +1,25 @@
-// Memory that a traced kernel may touch: registered buffers, shared arrays, device variables, the module's constants.
+// Memory that a traced kernel may touch: registered buffers, shared arrays, device variables, the module's
+// constants.
 #pragma once
 #include "containers.h"
 #include "state.h"
 
 enum Space { SPACE_CONSTANT = 0, SPACE_SHARED = 1, SPACE_GLOBAL = 3 };
 
-// Who read (or did atomics on) a cell since the last barrier. Enough to name a partner for any later unordered write:
+// Who read (or did atomics on) a cell since the last barrier. Enough to name a partner for any later
+// unordered write:
 //   - two representatives of two different warps: a writer differs in its warp from at least one of them;
 //   - if all came from one warp, the lanes of that warp since its last __syncwarp.
 // So nothing is missed however many threads read; only the partner that a report names is one of several.
 struct AccessSet {
-    uint32_t epoch;             // block epoch (see races.h) of the accesses; 0: none
-    uint32_t time;              // warp clock of the latest of them
-    uint32_t lanes;             // of the first representative's warp
+    uint32_t epoch;  // block epoch (see races.h) of the accesses; 0: none
+    uint32_t time;   // warp clock of the latest of them
+    uint32_t lanes;  // of the first representative's warp
     uint32_t point, other_point;
     uint16_t thread, other_thread;
-    uint16_t has_other;         // other_thread, of another warp, is there
-    uint16_t block_thread;      // a reader in an earlier block of this launch …
-    uint32_t block_epoch;       // … and its epoch; 0: none
+    uint16_t has_other;     // other_thread, of another warp, is there
+    uint16_t block_thread;  // a reader in an earlier block of this launch …
+    uint32_t block_epoch;   // … and its epoch; 0: none
     uint32_t block_point;
 };
 
@@ -25,13 +27,13 @@ struct AccessSet {
 struct Cell {
     uint32_t epoch, time, point;  // last plain write; epoch 0: never
     uint16_t thread;
-    uint16_t in_flight;           // a cp.async writes it and has not been waited for
+    uint16_t in_flight;  // a cp.async writes it and has not been waited for
     AccessSet readers;
 };
 
-// Cells and sets are made in pages on first touch: a buffer of 64 MB of which a traced block writes a tile costs little.
-template <class T>
-class Paged {
+// Cells and sets are made in pages on first touch: a buffer of 64 MB of which a traced block writes a tile
+// costs little.
+template <class T> class Paged {
     static const size_t PAGE = 1024;
     emu::vector<T*> pages;
 
@@ -110,9 +112,9 @@ static Region* nearest_region(uintptr_t address, size_t size, uintptr_t* distanc
     Region* nearest = nullptr;
     *distance = ~(uintptr_t)0;
     for (Region* region : regions) {
-        const uintptr_t d = address >= region->high        ? address - region->high
+        const uintptr_t d = address >= region->high         ? address - region->high
                             : address + size <= region->low ? region->low - address
-                                                             : 0;
+                                                            : 0;
         if (d < *distance) {
             *distance = d;
             nearest = region;
@@ -123,7 +125,8 @@ static Region* nearest_region(uintptr_t address, size_t size, uintptr_t* distanc
 
 static void forget_cached_regions();  // access points remember where they last were
 
-static Region* add_region(const char* name, void* start, size_t bytes, Space space, bool writable, unsigned granule)
+static Region* add_region(const char* name, void* start, size_t bytes, Space space, bool writable,
+                          unsigned granule)
 {
     Region* region = (Region*)calloc(1, sizeof(Region));
     if (!region) emu::out_of_memory();
@@ -166,9 +169,9 @@ static void clear_regions()
     regions.clear();
 }
 
-// An access narrower than the granule, or across its edge: finer cells, each starting as a copy of the one it was part of.
-template <class T>
-static void split_pages(Paged<T>& pages, size_t old_count, unsigned factor)
+// An access narrower than the granule, or across its edge: finer cells, each starting as a copy of the one it
+// was part of.
+template <class T> static void split_pages(Paged<T>& pages, size_t old_count, unsigned factor)
 {
     Paged<T> finer;
     finer.size_for(old_count * factor);

@@ -1,11 +1,11 @@
-// The kernel is compiled with -fsanitize=thread, but linked against these instead of the sanitizer: the compiler tells us of
-// every access, and no sanitizer runs.
+// The kernel is compiled with -fsanitize=thread, but linked against these instead of the sanitizer: the
+// compiler tells us of every access, and no sanitizer runs.
 #pragma once
 #include "trace.h"
 
 #ifdef CUEMU_TRACE_BUILD
-// The aligned callbacks promise alignment to their size, up to 8 bytes; the unaligned ones are for memcpy-like accesses, which
-// a GPU compiler splits into bytes.
+// The aligned callbacks promise alignment to their size, up to 8 bytes; the unaligned ones are for
+// memcpy-like accesses, which a GPU compiler splits into bytes.
 static void see(const void* address, unsigned size, Kind kind, const void* pc)
 {
     if (!tracing) return;
@@ -19,24 +19,27 @@ static void see_unaligned(const void* address, unsigned size, Kind kind, const v
 }
 
 extern "C" {
-#define EMU_CALLBACKS(n)                                                                                         \
-    EMU_NOINLINE void __tsan_read##n(void* a) { see(a, n, READ, EMU_CALLER); }                                   \
-    EMU_NOINLINE void __tsan_write##n(void* a) { see(a, n, WRITE, EMU_CALLER); }                                 \
-    EMU_NOINLINE void __tsan_volatile_read##n(void* a) { see(a, n, READ, EMU_CALLER); }                          \
-    EMU_NOINLINE void __tsan_volatile_write##n(void* a) { see(a, n, WRITE, EMU_CALLER); }                        \
-    EMU_NOINLINE void __tsan_unaligned_read##n(void* a) { see_unaligned(a, n, READ, EMU_CALLER); }               \
-    EMU_NOINLINE void __tsan_unaligned_write##n(void* a) { see_unaligned(a, n, WRITE, EMU_CALLER); }             \
-    EMU_NOINLINE void __tsan_unaligned_volatile_read##n(void* a) { see_unaligned(a, n, READ, EMU_CALLER); }      \
-    EMU_NOINLINE void __tsan_unaligned_volatile_write##n(void* a) { see_unaligned(a, n, WRITE, EMU_CALLER); }    \
-    EMU_NOINLINE void __tsan_read_write##n(void* a)                                                              \
-    {                                                                                                            \
-        see(a, n, READ, EMU_CALLER);                                                                             \
-        see(a, n, WRITE, EMU_CALLER);                                                                            \
-    }                                                                                                            \
-    EMU_NOINLINE void __tsan_unaligned_read_write##n(void* a)                                                    \
-    {                                                                                                            \
-        see_unaligned(a, n, READ, EMU_CALLER);                                                                   \
-        see_unaligned(a, n, WRITE, EMU_CALLER);                                                                  \
+#define EMU_CALLBACKS(n)                                                                                     \
+    EMU_NOINLINE void __tsan_read##n(void* a) { see(a, n, READ, EMU_CALLER); }                               \
+    EMU_NOINLINE void __tsan_write##n(void* a) { see(a, n, WRITE, EMU_CALLER); }                             \
+    EMU_NOINLINE void __tsan_volatile_read##n(void* a) { see(a, n, READ, EMU_CALLER); }                      \
+    EMU_NOINLINE void __tsan_volatile_write##n(void* a) { see(a, n, WRITE, EMU_CALLER); }                    \
+    EMU_NOINLINE void __tsan_unaligned_read##n(void* a) { see_unaligned(a, n, READ, EMU_CALLER); }           \
+    EMU_NOINLINE void __tsan_unaligned_write##n(void* a) { see_unaligned(a, n, WRITE, EMU_CALLER); }         \
+    EMU_NOINLINE void __tsan_unaligned_volatile_read##n(void* a) { see_unaligned(a, n, READ, EMU_CALLER); }  \
+    EMU_NOINLINE void __tsan_unaligned_volatile_write##n(void* a)                                            \
+    {                                                                                                        \
+        see_unaligned(a, n, WRITE, EMU_CALLER);                                                              \
+    }                                                                                                        \
+    EMU_NOINLINE void __tsan_read_write##n(void* a)                                                          \
+    {                                                                                                        \
+        see(a, n, READ, EMU_CALLER);                                                                         \
+        see(a, n, WRITE, EMU_CALLER);                                                                        \
+    }                                                                                                        \
+    EMU_NOINLINE void __tsan_unaligned_read_write##n(void* a)                                                \
+    {                                                                                                        \
+        see_unaligned(a, n, READ, EMU_CALLER);                                                               \
+        see_unaligned(a, n, WRITE, EMU_CALLER);                                                              \
     }
 EMU_CALLBACKS(1)
 EMU_CALLBACKS(2)

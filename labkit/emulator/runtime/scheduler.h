@@ -1,5 +1,5 @@
-// Blocks run one after another; within a block threads run until they wait for each other. A thread that ends without ever
-// waiting hands its stack to the next one: no switch at all for kernels without barriers.
+// Blocks run one after another; within a block threads run until they wait for each other. A thread that ends
+// without ever waiting hands its stack to the next one: no switch at all for kernels without barriers.
 #pragma once
 #include "trace.h"
 
@@ -23,6 +23,7 @@ static void give_stack(Thread* thread)
 {
     thread->stack = free_stacks.back();
     free_stacks.pop_back();
+    if (!stacks.open(thread->stack)) fail("invalid configuration: no memory for the threads' stacks");
     thread->stack_pointer = prepare_stack(stacks.base(thread->stack), stacks.usable, run_fiber);
 }
 static void switch_to(Thread* thread)
@@ -62,7 +63,9 @@ static void release_barrier()
     for (int i = 0; i < thread_count; i++) {
         Thread& thread = threads[i];
         if (thread.state != AT_BARRIER) continue;
-        thread.barrier_result = thread.barrier_op == CUEMU_BARRIER_COUNT ? count : thread.barrier_op == CUEMU_BARRIER_AND ? all : any;
+        thread.barrier_result = thread.barrier_op == CUEMU_BARRIER_COUNT ? count
+                                : thread.barrier_op == CUEMU_BARRIER_AND ? all
+                                                                         : any;
         thread.state = READY;
     }
     arrived_count = 0;
@@ -71,10 +74,11 @@ static void release_barrier()
 static const char* warp_op_name(int op)
 {
     static const char* const names[] = {
-        "__syncwarp",        "__shfl_sync",       "__shfl_up_sync",    "__shfl_down_sync",  "__shfl_xor_sync",
-        "__ballot_sync",     "__any_sync",        "__all_sync",        "__reduce_add_sync", "__reduce_min_sync",
-        "__reduce_max_sync", "__reduce_min_sync", "__reduce_max_sync", "__reduce_and_sync", "__reduce_or_sync",
-        "__reduce_xor_sync", "__match_any_sync",  "__match_all_sync",  "ldmatrix",          "mma.sync",
+        "__syncwarp",        "__shfl_sync",       "__shfl_up_sync",    "__shfl_down_sync",
+        "__shfl_xor_sync",   "__ballot_sync",     "__any_sync",        "__all_sync",
+        "__reduce_add_sync", "__reduce_min_sync", "__reduce_max_sync", "__reduce_min_sync",
+        "__reduce_max_sync", "__reduce_and_sync", "__reduce_or_sync",  "__reduce_xor_sync",
+        "__match_any_sync",  "__match_all_sync",  "ldmatrix",          "mma.sync",
         "mma.sync",          "mma.sync",          "mma.sync"};
     return names[op];
 }
@@ -122,7 +126,8 @@ static void report_deadlock()
             count++;
         }
         if (places++ >= 6) continue;
-        m.addf("; %d wait in %s at ", count, a.state == AT_BARRIER ? "__syncthreads" : warp_op_name(a.warp_op));
+        m.addf("; %d wait in %s at ", count,
+               a.state == AT_BARRIER ? "__syncthreads" : warp_op_name(a.warp_op));
         m += at_code(a.wait_pc);
         m += ", first ";
         m += where(&a);
@@ -130,7 +135,8 @@ static void report_deadlock()
         unsigned missing = a.warp_mask;
         const Thread* warp = threads + a.warp * WARP;
         for (int lane = 0; lane < WARP; lane++)
-            if (lane >= lanes_in_warp(a.warp) || warp[lane].state == DONE || warp[lane].state == IN_WARP) missing &= ~(1u << lane);
+            if (lane >= lanes_in_warp(a.warp) || warp[lane].state == DONE || warp[lane].state == IN_WARP)
+                missing &= ~(1u << lane);
         m.addf(", mask %08x, which lanes %08x do not reach", a.warp_mask, missing);
     }
     if (exited) m.addf("; %d have exited", exited);

@@ -6,14 +6,15 @@
 
 static const int MAX_THREADS = 1024;
 static const int WARP = 32;
-static const size_t MAX_DYNAMIC_SHARED = 227 * 1024;  // sm_90 and sm_100; what a given GPU has is Python's to say
+static const size_t MAX_DYNAMIC_SHARED =
+    227 * 1024;  // sm_90 and sm_100; what a given GPU has is Python's to say
 
 enum ThreadState : uint8_t {
     UNSTARTED,
-    READY,          // everything up to here can run
-    AT_BARRIER,     // in __syncthreads
-    IN_WARP,        // in a warp operation
-    EVENTS_FULL,    // traced: its list of accesses is full, the other lanes have to catch up
+    READY,        // everything up to here can run
+    AT_BARRIER,   // in __syncthreads
+    IN_WARP,      // in a warp operation
+    EVENTS_FULL,  // traced: its list of accesses is full, the other lanes have to catch up
     DONE,
 };
 
@@ -54,10 +55,10 @@ struct Thread {
     const void* warp_pointer[3];
     int atomics_in_a_row;  // a thread that does nothing but atomics spins: let others run
 
-    emu::vector<CpAsync> copies;       // cp.async not waited for, oldest first
-    emu::vector<int> copy_groups;      // how many of them each committed group has
+    emu::vector<CpAsync> copies;   // cp.async not waited for, oldest first
+    emu::vector<int> copy_groups;  // how many of them each committed group has
     emu::vector<Event> events;
-    size_t events_done;                // the first so many are counted already
+    size_t events_done;  // the first so many are counted already
 };
 
 static Thread threads[MAX_THREADS];
@@ -79,6 +80,8 @@ static long long switch_count, barrier_count, warp_operation_count, started_coun
 
 // Set from outside: another thread (cuemu_stop) or the timer.
 static volatile sig_atomic_t stop_requested, time_is_up;
+// The runtime is at work for longer than a moment: no time to be interrupted by force.
+static volatile sig_atomic_t counting;
 
 alignas(256) static char dynamic_shared[MAX_DYNAMIC_SHARED + 256];
 static size_t dynamic_shared_bytes;

@@ -1,4 +1,5 @@
-// The traced build's one door: record() sees every access before it happens, checks it and keeps it for the counts.
+// The traced build's one door: record() sees every access before it happens, checks it and keeps it for the
+// counts.
 #pragma once
 #include "counters.h"
 #include "races.h"
@@ -24,7 +25,8 @@ static uint32_t record(const void* pointer, unsigned size, Kind kind, const void
 {
     const uintptr_t address = (uintptr_t)pointer;
     last_traced_pc = pc;
-    if (address - (uintptr_t)stacks.base(current->stack) < stacks.usable) return 0;  // the thread's own locals
+    if (address - (uintptr_t)stacks.base(current->stack) < stacks.usable)
+        return 0;  // the thread's own locals
     check_interrupts(pc);
     const uint32_t index = find_point(pc, kind);
     Region* region = index ? point_at(index).cached : nullptr;
@@ -86,12 +88,23 @@ EMU_EXPORT void cuemu_trace_begin(int races, int counts, int stop, int basic_blo
     reports.clear();
     reports_dropped = 0;
     event_count = request_count = basic_block_requests = basic_block_lanes = 0;
-    for (const SharedVariable& v : shared_variables) add_shared_region(v.name.c_str(), v.address, v.bytes, v.element);
-    for (const DeviceVariable& v : device_variables) add_region(v.name.c_str(), v.address, v.bytes, SPACE_GLOBAL, true, 4);
+    for (const SharedVariable& v : shared_variables)
+        add_shared_region(v.name.c_str(), v.address, v.bytes, v.element);
+    for (const DeviceVariable& v : device_variables)
+        add_region(v.name.c_str(), v.address, v.bytes, SPACE_GLOBAL, true, 4);
 }
+// What the next trace does not need is given back: a process may hold many traced kernels.
 EMU_EXPORT void cuemu_trace_end()
 {
     tracing = false;
+    for (Thread& thread : threads) thread.events.release();
+    for (Region* region : regions) {
+        region->checked = false;
+        region->cells.clear();
+        region->atomics.clear();
+        region->sector_block.release();
+        region->sector_launch.release();
+    }
     parameter_range.low = parameter_range.high = 0;
 }
 EMU_EXPORT void cuemu_trace_dyn(size_t bytes)

@@ -1,5 +1,6 @@
-// Planted faults and their clean twins: one kernel, `which` picks the case, so that one compilation serves all tests.
-// The line that a fault must be reported at carries  // @name.  Blocks have 64 threads unless a test says otherwise.
+// Planted faults and their clean twins: one kernel, `which` picks the case, so that one compilation serves
+// all tests. The line that a fault must be reported at carries  // @name.  Blocks have 64 threads unless a
+// test says otherwise.
 #include "ptx.cuh"
 
 #define CASE_PARAMETERS float *out, const float *in, int *flags, int n
@@ -274,7 +275,8 @@ __device__ void fence_without_barrier(CASE_PARAMETERS)
     __syncthreads();
     if (!last) return;
     float sum = 0.f;
-    for (int b = 0; b < (int)gridDim.x; b++) sum += out[64 + 64 * b + (T + 1) % 64];  // @fence_without_barrier
+    for (int b = 0; b < (int)gridDim.x; b++)
+        sum += out[64 + 64 * b + (T + 1) % 64];  // @fence_without_barrier
     out[T] = sum;
 }
 
@@ -331,8 +333,14 @@ __device__ void copy_pipeline(CASE_PARAMETERS)
 }
 __device__ void clean_copy(CASE_PARAMETERS) { copy_pipeline<true, true, true>(out, in, flags, n); }
 __device__ void copy_no_wait(CASE_PARAMETERS) { copy_pipeline<false, true, true>(out, in, flags, n); }
-__device__ void copy_no_barrier_after(CASE_PARAMETERS) { copy_pipeline<true, false, true>(out, in, flags, n); }
-__device__ void copy_no_barrier_before(CASE_PARAMETERS) { copy_pipeline<true, true, false>(out, in, flags, n); }
+__device__ void copy_no_barrier_after(CASE_PARAMETERS)
+{
+    copy_pipeline<true, false, true>(out, in, flags, n);
+}
+__device__ void copy_no_barrier_before(CASE_PARAMETERS)
+{
+    copy_pipeline<true, true, false>(out, in, flags, n);
+}
 __device__ void copy_overwritten(CASE_PARAMETERS)
 {
     __shared__ __align__(16) float s[64];

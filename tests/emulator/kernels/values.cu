@@ -1,4 +1,5 @@
-// What the emulated operations compute, for comparison with NumPy and torch. One warp unless a test says otherwise.
+// What the emulated operations compute, for comparison with NumPy and torch. One warp unless a test says
+// otherwise.
 #include <cuda_bf16.h>
 #include "ptx.cuh"
 
@@ -82,14 +83,14 @@ extern "C" __global__ void half_operations(const half* a, const half* b, const h
 {
     scalar_operations<half, half2>(a, b, c, out, n);
 }
-extern "C" __global__ void bfloat_operations(const __nv_bfloat16* a, const __nv_bfloat16* b, const __nv_bfloat16* c,
-                                             __nv_bfloat16* out, int n)
+extern "C" __global__ void bfloat_operations(const __nv_bfloat16* a, const __nv_bfloat16* b,
+                                             const __nv_bfloat16* c, __nv_bfloat16* out, int n)
 {
     scalar_operations<__nv_bfloat16, __nv_bfloat162>(a, b, c, out, n);
 }
 
-extern "C" __global__ void conversions(const float* in, half* as_half, half* toward_zero, __nv_bfloat16* as_bfloat, int* rounded,
-                                       float* back, int n)
+extern "C" __global__ void conversions(const float* in, half* as_half, half* toward_zero,
+                                       __nv_bfloat16* as_bfloat, int* rounded, float* back, int n)
 {
     const int t = blockIdx.x * blockDim.x + threadIdx.x;
     if (t >= n) return;
@@ -104,7 +105,8 @@ extern "C" __global__ void conversions(const float* in, half* as_half, half* tow
     back[n + t] = __bfloat162float(as_bfloat[t]);
 }
 
-extern "C" __global__ void integers(const unsigned* a, const unsigned* b, const unsigned* s, unsigned* out, int n)
+extern "C" __global__ void integers(const unsigned* a, const unsigned* b, const unsigned* s, unsigned* out,
+                                    int n)
 {
     const int t = blockIdx.x * blockDim.x + threadIdx.x;
     if (t >= n) return;
@@ -128,13 +130,15 @@ extern "C" __global__ void integers(const unsigned* a, const unsigned* b, const 
     put(__float_as_uint(__uint_as_float(a[t])));
 }
 
-// a [16, 16], b [16, 8] and c [16, 8] by rows; every element of a fragment is fetched by the layout of the PTX manual.
+// a [16, 16], b [16, 8] and c [16, 8] by rows; every element of a fragment is fetched by the layout of the
+// PTX manual.
 template <class Scalar>
 __device__ void load_fragments(const Scalar* a, const Scalar* b, unsigned fa[4], unsigned fb[2])
 {
     const int g = T / 4, q = T % 4;
     for (int r = 0; r < 4; r++) {
-        const Scalar pair[2] = {a[(g + 8 * (r & 1)) * 16 + 2 * q + 8 * (r >> 1)], a[(g + 8 * (r & 1)) * 16 + 2 * q + 8 * (r >> 1) + 1]};
+        const Scalar* first = a + (g + 8 * (r & 1)) * 16 + 2 * q + 8 * (r >> 1);
+        const Scalar pair[2] = {first[0], first[1]};
         memcpy(&fa[r], pair, 4);
     }
     for (int r = 0; r < 2; r++) {
@@ -153,7 +157,8 @@ extern "C" __global__ void mma_half(const half* a, const half* b, const float* c
     mma_m16n8k16(acc, fa, fb, acc);
     for (int r = 0; r < 4; r++) d[fragment_index(r)] = acc[r];
 }
-extern "C" __global__ void mma_bfloat(const __nv_bfloat16* a, const __nv_bfloat16* b, const float* c, float* d)
+extern "C" __global__ void mma_bfloat(const __nv_bfloat16* a, const __nv_bfloat16* b, const float* c,
+                                      float* d)
 {
     unsigned fa[4], fb[2];
     load_fragments(a, b, fa, fb);
@@ -234,7 +239,8 @@ extern "C" __global__ void more_atomics(int* i, unsigned* u, unsigned long long*
 
 // A template is launched by its name with arguments; scalars of every type reach it.
 template <class Scalar, int times>
-__global__ void scaled(Scalar* out, const Scalar* in, bool negative, long long offset, double factor, unsigned char n)
+__global__ void scaled(Scalar* out, const Scalar* in, bool negative, long long offset, double factor,
+                       unsigned char n)
 {
     if (T < n) out[T + offset] = in[T] * (Scalar)(negative ? -factor : factor) * (Scalar)times;
 }
