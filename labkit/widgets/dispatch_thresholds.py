@@ -100,7 +100,7 @@ class DispatchThresholds(base.Controller):
         device: key of a device in ``data/devices.json``.
         format: "w4" or "w3".
         shape: "N×K" of the record; empty for the first that the device and format have.
-        single_row_up_to, small_batch_up_to: the override; None for the table's own values.
+        single_row_up_to, small_batch_up_to: the override, any M from 0; None for the table's own values.
         m: the cursor.
         curves: records; those of the project by default.
         table: the dispatch table that is overridden; the project's by default.
@@ -129,7 +129,9 @@ class DispatchThresholds(base.Controller):
         own_single, own_small = self.table_thresholds()
         self.single_row_up_to = own_single if self.single_row_up_to is None else self.single_row_up_to
         self.small_batch_up_to = own_small if self.small_batch_up_to is None else self.small_batch_up_to
-        self._stops = tuple(sorted({*_STOPS, own_single, own_small}))
+        given = {m for m in (self.single_row_up_to, self.small_batch_up_to) if type(m) is int and m >= 0}
+        recorded = {m for one in self.curves for m in m_values(one)}
+        self._stops = tuple(sorted({*_STOPS, own_single, own_small, *recorded, *given}))
         if not self.shape:
             self._first_shape()
         for control in self.controls():
@@ -363,7 +365,9 @@ class DispatchThresholds(base.Controller):
             return f'<p role="alert">{_html.escape(self.missing())}</p>'
         small = "font-size:13px;margin:4px 0"
         mine, why = _html.escape(repr(self.override())), _html.escape(self.choose(self.m).reason)
-        source = _html.escape(f"Times: {self.record.origin}; {self.record.provenance}")
+        origin, provenance = self.record.origin, self.record.provenance
+        said = provenance if provenance.startswith(origin) else f"{origin}; {provenance}"
+        source = _html.escape(f"Times: {said}")
         return (
             f'<div style="max-width:{WIDTH}px;background:white;color:{plots.INK}">{self.picture()}'
             f'<p style="{small}">{why}</p>'

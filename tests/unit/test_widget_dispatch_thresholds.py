@@ -226,6 +226,28 @@ def test_an_unknown_device_or_stop_is_refused(table: DispatchTable) -> None:
         DispatchThresholds(single_row_up_to=-1, curves=[Stored()], table=table)
 
 
+def test_any_threshold_that_a_notebook_is_given_is_a_stop(table: DispatchTable) -> None:
+    state = DispatchThresholds(single_row_up_to=37, small_batch_up_to=1000, curves=[Stored()], table=table)
+    assert state.choose(37).kernel == "gemv_single_row" and state.choose(38).kernel == "gemv_small_batch"
+    crossed = replace(state, single_row_up_to=20, small_batch_up_to=9)
+    assert [s.kernel for s in crossed.segments()] == ["gemv_single_row", "gemm_tiled"]
+    for wrong in (True, 2.5, "8"):
+        with pytest.raises(InputError, match="small_batch_up_to"):
+            DispatchThresholds(small_batch_up_to=wrong, curves=[Stored()], table=table)
+
+
+def test_every_recorded_m_is_a_stop(table: DispatchTable) -> None:
+    state = DispatchThresholds(curves=[Stored(points={"gemm_tiled": [(1, 9.0), (500, 90.0)]})], table=table)
+    state.update(small_batch_up_to=500)
+    assert state.choose(500).kernel != "gemm_tiled"
+
+
+def test_the_origin_is_said_once(state: DispatchThresholds, table: DispatchTable) -> None:
+    assert "Times: measured; stand-in" in state.html()
+    told = DispatchThresholds(curves=[Stored(provenance="measured on NVIDIA H200")], table=table)
+    assert "Times: measured on NVIDIA H200" in told.html()
+
+
 def test_the_shape_follows_the_format(table: DispatchTable) -> None:
     sets = [Stored(), Stored(n=32), Stored(format="w3", n=96)]
     state = DispatchThresholds(curves=sets, table=table)
