@@ -48,20 +48,20 @@ def dequant_matmul(x: Tensor, prepared: Chunked) -> Tensor:
     order = weight.k_order
     y = torch.empty(m, n, dtype=x.dtype, device=x.device)
     rows, block = _chunks(m, n, k, weight.k_padded, dtype.itemsize, temp_bytes)
-    for first in range(0, m, block):
-        part = x[first : first + block]
-        if order is not None:
-            part = part[:, order]
-        part = part.to(dtype)
-        for start in range(0, n, rows):
-            chosen = slice(start, min(start + rows, n))
-            # Each format in the order it is stored in: turning a chunk costs more than multiplying it.
-            if isinstance(weight, QuantWeight):
-                values = weight.dequantize_stored(dtype, chosen).t()
-            else:
-                values = weight.dequantize_t(dtype, chosen)
-            y[first : first + block, chosen] = part @ values
-            del values  # or the next chunk is made while this one lives
+    for start in range(0, n, rows):
+        chosen = slice(start, min(start + rows, n))
+        # Each format in the order it is stored in: turning a chunk costs more than multiplying it.
+        if isinstance(weight, QuantWeight):
+            values = weight.dequantize_stored(dtype, chosen).t()
+        else:
+            values = weight.dequantize_t(dtype, chosen)
+        # Blocks of x inside: gathering one again costs less than dequantising a chunk again.
+        for first in range(0, m, block):
+            part = x[first : first + block]
+            if order is not None:
+                part = part[:, order]
+            y[first : first + block, chosen] = part.to(dtype) @ values
+        del values  # or the next chunk is made while this one lives
     return y
 
 
