@@ -90,10 +90,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, MIN_BLOCKS) gemv_batch_
     const size_t first_group = (size_t)n * groups_of_row(Kp, group_shift);
 
     float sums[BATCH_TILE] = {};
-    // Eight columns from k on; those from ``bound`` on are padding.
-    auto add_columns = [&](int k, int bound) {
-        const uint32_t word = words[k / 8];
-        const size_t group = first_group + (k >> group_shift);
+    // Eight columns from ``first`` on; those from ``bound`` on are padding.
+    auto add_columns = [&](int first, int bound) {
+        const uint32_t word = words[first / 8];
+        const size_t group = first_group + (first >> group_shift);
         const float scale = __half2float(scales[group]);
         const float shift = load_offset(offset, group);
         float codes[8];
@@ -101,15 +101,16 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, MIN_BLOCKS) gemv_batch_
         for (int i = 0; i < 8; ++i) {
             codes[i] = (float)code_w4(word, i);
         }
-        add_to_rows(sums, codes, x_first, rows, k, K, bound, scale, shift);
+        add_to_rows(sums, codes, x_first, rows, first, K, bound, scale, shift);
     };
     // Steps of the whole warp first: lanes that left one loop at different trips would load apart.
-    const int whole = K / (8 * 32) * (8 * 32);
-    for (int first_k = 0; first_k < whole; first_k += 8 * 32) {
-        add_columns(first_k + 8 * lane, first_k + 8 * lane + 8);
+    int k = 8 * lane;
+    for (int steps = K / (8 * 32); steps > 0; --steps) {
+        add_columns(k, k + 8);
+        k += 8 * 32;
     }
-    if (whole + 8 * lane < K) {
-        add_columns(whole + 8 * lane, K);
+    if (k < K) {
+        add_columns(k, K);
     }
     store_rows(sums, out + (size_t)first_m * N + n, rows, N, lane);
 }
@@ -131,10 +132,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, MIN_BLOCKS) gemv_batch_
     const size_t first_group = (size_t)n * groups_of_row(Kp, group_shift);
 
     float sums[BATCH_TILE] = {};
-    // Eight columns from k on; those from ``bound`` on are padding.
-    auto add_columns = [&](int k, int bound) {
-        const uint32_t triple = load_triple(triples + k / 8 * 3);
-        const size_t group = first_group + (k >> group_shift);
+    // Eight columns from ``first`` on; those from ``bound`` on are padding.
+    auto add_columns = [&](int first, int bound) {
+        const uint32_t triple = load_triple(triples + first / 8 * 3);
+        const size_t group = first_group + (first >> group_shift);
         const float scale = __half2float(scales[group]);
         const float shift = load_offset(offset, group);
         float codes[8];
@@ -142,15 +143,16 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, MIN_BLOCKS) gemv_batch_
         for (int i = 0; i < 8; ++i) {
             codes[i] = (float)code_w3(triple, i);
         }
-        add_to_rows(sums, codes, x_first, rows, k, K, bound, scale, shift);
+        add_to_rows(sums, codes, x_first, rows, first, K, bound, scale, shift);
     };
     // Steps of the whole warp first: lanes that left one loop at different trips would load apart.
-    const int whole = K / (8 * 32) * (8 * 32);
-    for (int first_k = 0; first_k < whole; first_k += 8 * 32) {
-        add_columns(first_k + 8 * lane, first_k + 8 * lane + 8);
+    int k = 8 * lane;
+    for (int steps = K / (8 * 32); steps > 0; --steps) {
+        add_columns(k, k + 8);
+        k += 8 * 32;
     }
-    if (whole + 8 * lane < K) {
-        add_columns(whole + 8 * lane, K);
+    if (k < K) {
+        add_columns(k, K);
     }
     store_rows(sums, out + (size_t)first_m * N + n, rows, N, lane);
 }

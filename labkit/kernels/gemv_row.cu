@@ -36,15 +36,15 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) gemv_row_w4(
     const size_t first_group = (size_t)n * groups_of_row(Kp, group_shift);
 
     float sum = 0.0f;
-    // Eight columns from k on; those from ``bound`` on are padding.
-    auto add_columns = [&](int k, int bound) {
-        const uint32_t word = words[k / 8];
-        const size_t group = first_group + (k >> group_shift);
+    // Eight columns from ``first`` on; those from ``bound`` on are padding.
+    auto add_columns = [&](int first, int bound) {
+        const uint32_t word = words[first / 8];
+        const size_t group = first_group + (first >> group_shift);
         const float scale = __half2float(scales[group]);
         const float shift = load_offset(offset, group);
         float activations[8];
         float codes[8];
-        load_x8(activations, x_row, k, bound);
+        load_x8(activations, x_row, first, bound);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             codes[i] = (float)code_w4(word, i);
@@ -52,12 +52,13 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) gemv_row_w4(
         sum = add_eight(sum, codes, activations, scale, shift);
     };
     // Steps of the whole warp first: lanes that left one loop at different trips would load apart.
-    const int whole = K / (8 * 32) * (8 * 32);
-    for (int first_k = 0; first_k < whole; first_k += 8 * 32) {
-        add_columns(first_k + 8 * lane, first_k + 8 * lane + 8);
+    int k = 8 * lane;
+    for (int steps = K / (8 * 32); steps > 0; --steps) {
+        add_columns(k, k + 8);
+        k += 8 * 32;
     }
-    if (whole + 8 * lane < K) {
-        add_columns(whole + 8 * lane, K);
+    if (k < K) {
+        add_columns(k, K);
     }
     sum = warp_sum(sum);
     if (lane == 0) {
@@ -80,15 +81,15 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) gemv_row_w3(
     const size_t first_group = (size_t)n * groups_of_row(Kp, group_shift);
 
     float sum = 0.0f;
-    // Eight columns from k on; those from ``bound`` on are padding.
-    auto add_columns = [&](int k, int bound) {
-        const uint32_t triple = load_triple(triples + k / 8 * 3);
-        const size_t group = first_group + (k >> group_shift);
+    // Eight columns from ``first`` on; those from ``bound`` on are padding.
+    auto add_columns = [&](int first, int bound) {
+        const uint32_t triple = load_triple(triples + first / 8 * 3);
+        const size_t group = first_group + (first >> group_shift);
         const float scale = __half2float(scales[group]);
         const float shift = load_offset(offset, group);
         float activations[8];
         float codes[8];
-        load_x8(activations, x_row, k, bound);
+        load_x8(activations, x_row, first, bound);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             codes[i] = (float)code_w3(triple, i);
@@ -96,12 +97,13 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) gemv_row_w3(
         sum = add_eight(sum, codes, activations, scale, shift);
     };
     // Steps of the whole warp first: lanes that left one loop at different trips would load apart.
-    const int whole = K / (8 * 32) * (8 * 32);
-    for (int first_k = 0; first_k < whole; first_k += 8 * 32) {
-        add_columns(first_k + 8 * lane, first_k + 8 * lane + 8);
+    int k = 8 * lane;
+    for (int steps = K / (8 * 32); steps > 0; --steps) {
+        add_columns(k, k + 8);
+        k += 8 * 32;
     }
-    if (whole + 8 * lane < K) {
-        add_columns(whole + 8 * lane, K);
+    if (k < K) {
+        add_columns(k, K);
     }
     sum = warp_sum(sum);
     if (lane == 0) {
