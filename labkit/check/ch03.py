@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from statistics import median
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from labkit import device
 from labkit.check import Verdict, cuda, exercise, forbid_calls, not_yet, passed
 from labkit.check.cuda_case import ProductCase, product_case
+from labkit.check.verdict import NotYet
 from labkit.kernels import runner
 from labkit.kernels.source import KernelSource
 from labkit.widgets.warp_access import LANES, SIZES, WarpAccess
@@ -65,7 +67,7 @@ def request_sectors(answer: Callable[[int, int], int]) -> Verdict:
             if not (hasattr(got, "__float__") and float(got) == wanted):
                 expected = f"{wanted} for {LANES} lanes of {size} bytes, {stride} bytes apart"
                 return not_yet(expected, repr(got), _stride_hint(size, stride))
-    return passed("right for 60 pairs of size and stride")
+    return passed("right for 60 pairs of size and stride: a stride of s bytes costs s sectors, 1 to 32")
 
 
 def _stride_hint(size: int, stride: int) -> str:
@@ -92,7 +94,7 @@ def ragged(answer: str) -> Verdict:
     for n, k in ((13, 250), (3, 41), (16, 256)):
         case = product_case("w4", n=n, k=k)
         names = (*NAMES[:6], "Kp", "group_shift")
-        outcome = cuda.run(answer, "gemv", (-(-n // ROWS),), (32 * ROWS,), case.args(*names))
+        outcome = _run(answer, (-(-n // ROWS),), case.args(*names))
         case.judge(outcome)
     return passed("right and inside its buffers for three shapes")
 
@@ -103,11 +105,26 @@ def shares(answer: str) -> Verdict:
     rows, count = 3, 128
     values = torch.arange(rows * count).reshape(rows, count).remainder(29).float()
     args = {"values": values, "out": cuda.poisoned((rows, count), torch.float32)}
-    outcome = cuda.run(answer, "shares", (rows,), (count,), args)
+    try:
+        outcome = cuda.run(answer, "shares", (rows,), (count,), args)
+    except NotYet as stopped:
+        raise _round_hint(stopped) from None
     # the sums of these whole numbers are exact in any order; only the division rounds
     exact = values.double() / values.double().sum(1, keepdim=True)
     cuda.expect(outcome.args["out"], exact, bound=1e-7, name="out")
+    if not outcome.trace.requests(space="shared"):
+        hint = "keep the loop over part[], and add the line that is missing"
+        return not_yet("a sum through shared memory", "no access to shared memory", hint)
     return passed("no race, and the shares are right")
+
+
+def _round_hint(stopped: NotYet) -> NotYet:
+    """A race of a line with itself: the general hint would put a barrier between the line and itself."""
+    lines = set(re.findall(r"\bline (\d+)", stopped.verdict.got.split("\n")[0]))
+    if not stopped.verdict.got.startswith("race") or len(lines) != 1:
+        return stopped
+    hint = "one round meets the next on this line: every round needs a barrier that all 128 threads reach"
+    return NotYet(stopped.verdict.with_frame(hint=hint))
 
 
 @exercise("03.5", title="Wide loads", par=16, limit=20, unit="requests for packed", text_stub="12b64ba4")
@@ -118,12 +135,26 @@ def wide_loads(answer: str) -> Verdict:
     wanted = outcome.trace.compulsory_sectors("packed")
     if (moved := outcome.trace.sectors(buffer="packed", kind="read")) > 1.5 * wanted:
         hint = "neighbouring lanes must still read neighbouring pieces, now of 16 bytes"
+        if max(row.size for row in outcome.trace.select(buffer="packed", kind="read")) < 16:
+            hint = "first copy a whole piece, const uint4 piece = pieces[p]; then use the words of the copy"
         return not_yet(f"about {wanted} sectors of packed", f"{moved} sectors", hint)
     return cuda.score_requests(outcome, "packed", "a quarter of the instructions, the same sectors")
 
 
 def _gemv(answer: str, case: ProductCase) -> cuda.Outcome:
     grid = (case.weight.n // ROWS,)
-    outcome = cuda.run(answer, "gemv", grid, (32 * ROWS,), case.args(*NAMES))
+    outcome = _run(answer, grid, case.args(*NAMES))
     case.judge(outcome)
     return outcome
+
+
+def _run(answer: str, grid: tuple[int, ...], args: dict[str, Any]) -> cuda.Outcome:
+    """Launch a GEMV with a warp for each row; 32 lanes that store one output are told so."""
+    try:
+        return cuda.run(answer, "gemv", grid, (32 * ROWS,), args)
+    except NotYet as stopped:
+        if not re.match(r"race: two writes.* writes out\[", stopped.verdict.got):
+            raise
+        # a barrier, which the general hint proposes, would keep 32 stores
+        hint = "32 lanes have the same n: each takes a part of the row, warp_sum adds them, one lane stores"
+        raise NotYet(stopped.verdict.with_frame(hint=hint)) from None

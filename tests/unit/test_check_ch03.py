@@ -167,3 +167,37 @@ def test_wide_loads_count_instructions_and_keep_the_sectors() -> None:
     )
     verdict = check.find("wide_loads")(far)
     assert verdict.state == "not yet" and "sectors of packed" in verdict.expected, verdict
+
+
+def test_lanes_that_all_store_are_told_to_add_first() -> None:
+    text = swapped(reference.neighbours, ("    if (lane == 0) {\n", "    {\n"))
+    verdict = check.find("neighbours")(text)
+    assert verdict.state == "not yet" and "one lane stores" in verdict.hint, verdict
+
+
+def test_a_round_that_meets_the_next_is_not_told_to_part_a_line_from_itself() -> None:
+    verdict = check.find("shares")(swapped(reference.shares, (BARRIER, "        __threadfence_block();\n")))
+    assert verdict.got.startswith("race") and "every round" in verdict.hint, verdict
+
+
+def test_a_sum_without_shared_memory_is_another_exercise() -> None:
+    text = """__global__ void shares(const float* values, float* out)
+{
+    const float* row = values + 128 * blockIdx.x;
+    float sum = 0.0f;
+    for (int i = 0; i < 128; ++i) sum += row[i];
+    out[128 * blockIdx.x + threadIdx.x] = row[threadIdx.x] / sum;
+}
+"""
+    verdict = check.find("shares")(text)
+    assert verdict.state == "not yet" and "shared memory" in verdict.expected, verdict
+
+
+def test_words_of_a_piece_read_one_by_one_are_told_to_copy_it() -> None:
+    text = swapped(
+        reference.wide_loads,
+        ("        const uint4 piece = pieces[p];  // one load, 32 codes\n", ""),
+        ("{piece.x, piece.y, piece.z, piece.w}", "{pieces[p].x, pieces[p].y, pieces[p].z, pieces[p].w}"),
+    )
+    verdict = check.find("wide_loads")(text)
+    assert verdict.state == "not yet" and "copy a whole piece" in verdict.hint, verdict

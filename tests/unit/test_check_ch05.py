@@ -124,6 +124,25 @@ def test_an_answer_without_the_tile_or_with_other_weights_does_not_pass() -> Non
     assert verdict.state == "not yet" and "shared memory" in verdict.expected
 
 
+def test_a_conflict_that_moved_to_the_reads_does_not_pass() -> None:
+    text = (
+        own("padded_tile").replace("tile[32][64 + PAD]", "tile[64][32]").replace("tile[k][n]", "tile[n][k]")
+    )
+    text = text.replace("tile[k + 1][n]", "tile[n][k + 1]")
+    text = text.replace("tile[cell / 64][cell % 64]", "tile[cell % 64][cell / 64]")
+    verdict = check.find("padded_tile")(text)
+    assert verdict.state == "not yet" and "reads" in verdict.expected, verdict
+
+
+def test_a_product_without_a_tile_is_another_exercise() -> None:
+    text = re.sub(r"    __shared__.*\n", "", own("second_barrier"))
+    text = re.sub(r"        shared_.*\n", "", text).replace("__syncthreads();", "")
+    text = text.replace("shared_a[row][k]", "x[m * K + first_k + k]")
+    text = text.replace("shared_b[k][col]", "w[(n + col) * K + first_k + k]")
+    verdict = check.find("second_barrier")(text)
+    assert verdict.state == "not yet" and "shared memory" in verdict.got, verdict
+
+
 @pytest.mark.parametrize(
     ("answer", "state", "score"),
     [
