@@ -52,6 +52,7 @@ def gemm(
     (what was done is kept).
     """
     from labkit.bench import cases, gemm
+    from labkit.errors import require
 
     chosen: dict[str, Any] = {"table": table, "samples": samples, "graph": graph}
     chosen["device"] = _device(device)
@@ -59,7 +60,9 @@ def gemm(
         chosen["shapes"] = tuple(cases.parse_shapes(shapes))
     if m is not None:
         chosen["m"] = tuple(cases.parse_numbers(m, "m"))
-    chosen["formats"] = tuple(f"w{number}" for number in cases.parse_numbers(bits, "bits"))
+    numbers = cases.parse_numbers(bits, "bits")
+    require(set(numbers) <= {3, 4}, "bits", repr(bits), "4, 3 or both: 4,3")
+    chosen["formats"] = tuple(f"w{number}" for number in numbers)
     options = gemm.Options(**chosen)
     options.cases()  # a bad choice is refused before the device is touched
     command = f"labkit bench gemm --table {table}"
@@ -69,6 +72,7 @@ def gemm(
     command += f" --bits {bits}" if bits != "4,3" else ""
     command += f" --samples {samples}" if samples != 20 else ""
     command += "" if graph else " --no-graph"
+    _writable(out)
     record = gemm.run(options, command, report=typer.echo)
     _finish(record, out, plot)
 
@@ -83,6 +87,7 @@ def offload(
     from labkit.bench import offload as work
 
     command = "labkit bench offload" + (f" --samples {samples}" if samples != 50 else "")
+    _writable(out)
     _finish(work.run(_device(device), samples, command), out, plot=False)
 
 
@@ -111,6 +116,23 @@ def _device(name: str) -> str:
     found = torch.cuda.is_available()
     require(found or name == "auto", "device", "cuda", "a GPU that torch can use", "--device cpu")
     return "cuda" if found else "cpu"
+
+
+def _writable(out: Path | None) -> None:
+    """Refuse a place that cannot be written before anything is measured."""
+    import tempfile
+
+    from labkit.errors import InputError, require
+    from labkit.paths import results_dir
+
+    folder = out.parent if out else results_dir() / "bench"
+    require(out is None or not out.is_dir(), "--out", f"{out}, a folder", "the JSON file to write")
+    there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    try:
+        tempfile.TemporaryFile(dir=there).close()
+    except OSError as error:
+        expected = "a folder that can be written"
+        raise InputError("--out", f"{there}: {error.strerror}", expected, "--out FILE elsewhere") from error
 
 
 def _finish(record: Any, out: Path | None, plot: bool) -> None:

@@ -19,6 +19,9 @@ from labkit.tables import ORIGINS
 
 SCHEMA = "labkit.bench/1"
 
+COUNTS = ("requests", "sectors", "bytes", "wavefronts", "faults")
+"""What the counts of an emulated entry hold at least."""
+
 STATUSES = ("timed", "emulated", "unavailable", "wrong", "failed")
 """What became of one contender on one case; only the first two carry figures."""
 
@@ -206,13 +209,31 @@ def _record(source: str, value: dict[str, Any]) -> Record:
     values["entries"] = [
         Entry(**_checked(f"{source}: entries[{i}]", Entry, entry)) for i, entry in enumerate(entries)
     ]
-    for entry in values["entries"]:
-        good = all(isinstance(v, int | float) and not isinstance(v, bool) for v in entry.samples_us)
-        require(good, f"{source}: samples_us", "other values", "numbers")
+    _check_inside(source, values)
     try:
         return Record(**values)
     except InputError as error:
         raise InputError(f"{source}: {error.argument}", error.received, error.expected) from error
+
+
+def _check_inside(source: str, values: dict[str, Any]) -> None:
+    """What readers of a record take out of its lists and objects."""
+    for i, entry in enumerate(values["entries"]):
+        where = f"{source}: entries[{i}]"
+        require(all(map(_number, entry.samples_us)), f"{where}: samples_us", "other values", "numbers")
+        for name in COUNTS if entry.counts else ():
+            require(_number(entry.counts.get(name)), f"{where}: counts", entry.counts, f"a number {name}")
+    versions, commit = values["software"].get("versions", {}), values["software"].get("commit")
+    require(isinstance(versions, dict), f"{source}: software: versions", repr(versions), "an object")
+    if commit is not None:
+        named = isinstance(commit, dict) and isinstance(commit.get("id"), str) and "dirty" in commit
+        require(named, f"{source}: software: commit", repr(commit), "id and dirty, or null")
+    clocks = values.get("clocks", [])
+    require(all(isinstance(one, dict) for one in clocks), f"{source}: clocks", repr(clocks), "objects")
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _checked(where: str, kind: type, value: Any) -> dict[str, Any]:

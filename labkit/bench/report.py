@@ -251,7 +251,7 @@ def _emulated(record: Record) -> Iterator[Table]:
                 "requests": requests,
                 "per": sectors / requests if requests else None,
                 "bytes": counts["bytes"],
-                "times": counts["bytes"] / entry.weight_bytes,
+                "times": counts["bytes"] / entry.weight_bytes if entry.weight_bytes else None,
                 "wavefronts": counts["wavefronts"],
                 "faults": counts["faults"],
                 "origin": record.kind,

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from labkit.emulator.preprocessor import active_tokens
 from labkit.emulator.tokens import Token, closing, skip_angles, split, tokenize
+from labkit.kernels.preprocess import preprocess
 
 
 def _words(text: str) -> frozenset[str]:
@@ -23,6 +23,8 @@ def _words(text: str) -> frozenset[str]:
 _WITH_ARGUMENTS = _words(
     "__launch_bounds__ __attribute__ __align__ alignas __maxnreg__ __cluster_dims__ __block_size__ decltype"
 )
+# As in include/cuda_emulator.h.
+_PREDEFINED = {"__CUEMU__": "1", "__CUDACC__": "1", "__CUDA_ARCH__": "860", "__cplusplus": "202002L"}
 _ALIGNING = _words("alignas __align__ __builtin_align__")
 _MEMORY = _words("__device__ __constant__ __managed__")
 _QUALIFIERS = _words("__restrict__ __restrict restrict __grid_constant__")
@@ -67,6 +69,15 @@ class Entry:
     line: int
     template: bool = False
     returns_void: bool = True
+
+
+def active_tokens(text: str, defines: Mapping[str, object] | None = None) -> list[Token]:
+    """Tokens of ``text`` outside the branches that are not taken; no directives, no literals.
+
+    Macros of included files are not known here, and a condition that cannot be worked out counts as
+    true: this only helps to find kernels and their parameters, the compiler decides.
+    """
+    return tokenize(preprocess(text, defines, predefined=_PREDEFINED).code)
 
 
 def entries(text: str, defines: Mapping[str, object] | None = None) -> list[Entry]:
@@ -183,6 +194,16 @@ def _join(tokens: Sequence[Token]) -> str:
     return out
 
 
+def made_by_macro(text: str) -> bool:
+    """Whether a macro of ``text`` makes kernels, whose names and parameters only the compiler knows."""
+    return any(token.kind == "directive" and "__global__" in token.text for token in tokenize(text))
+
+
+def keeps_state(text: str) -> bool:
+    """Whether ``text`` has ``__device__`` variables, which all blocks of a launch share."""
+    return "CUEMU_REG_DEVICE(" in rewrite(text)
+
+
 # ------------------------------------------------------------------------------------------ rewriting
 
 
@@ -212,15 +233,7 @@ def rewrite(text: str) -> str:
     edits: list[_Edit] = []
     edits.extend(_device_edits(tokens, at_file_scope))
     register_in_kernels = ""
-    previous_end = -1
-    for i, token in enumerate(tokens):
-        if token.text != "__shared__" or token.kind != "word" or i <= previous_end:
-            continue
-        first = _statement_start(tokens, i)
-        last = _statement_end(tokens, i)
-        if last is None:
-            continue
-        previous_end = last
+    for i, first, last in _shared_statements(tokens):
         statement = tokens[first:last]
         declared = _declaration(statement)
         if declared is None:
@@ -240,6 +253,31 @@ def rewrite(text: str) -> str:
     if register_in_kernels:
         edits.extend(_Edit(at, at, register_in_kernels) for at in _kernel_bodies(tokens))
     return _apply(text, edits)
+
+
+def _shared_statements(tokens: Sequence[Token]) -> Iterator[tuple[int, int, int]]:
+    """Of every declaration with ``__shared__``: the index of that word, of its first token, of its ``;``."""
+    previous_end = -1
+    for i, token in enumerate(tokens):
+        if token.text != "__shared__" or token.kind != "word" or i <= previous_end:
+            continue
+        last = _statement_end(tokens, i)
+        if last is not None:
+            previous_end = last
+            yield i, _statement_start(tokens, i), last
+
+
+def initialised_shared(text: str) -> int | None:
+    """Line of the first ``__shared__`` variable with an initial value, which CUDA does not allow."""
+    tokens = [token for token in tokenize(text) if token.kind != "directive"]
+    for i, _, last in _shared_statements(tokens):
+        for part in split(tokens[i:last]):
+            after_name = (_name_index(part) or 0) + 1
+            while after_name < len(part) and part[after_name].text == "[":
+                after_name = closing(part, after_name) + 1
+            if after_name < len(part) and part[after_name].text == "=":
+                return tokens[i].line
+    return None
 
 
 def _apply(text: str, edits: Sequence[_Edit]) -> str:

@@ -117,7 +117,13 @@ class GpuKernel:
                 )
             with self._cupy.cuda.Device(index) as place:
                 module = module_type()
-                module.load(self.compiled.cubin)
+                try:
+                    module.load(self.compiled.cubin)
+                except self._driver.CUDADriverError as error:
+                    expected = "machine code that this driver loads, and memory for it"
+                    refuse(
+                        "kernel", f"{self.name} for {self.compiled.arch}: {error}", expected, "labkit doctor"
+                    )
                 self._function = module.get_function(self.compiled.symbol)
                 # Asking also makes the driver load the code now, not at the first launch.
                 self.registers = self._attribute("NUM_REGS")

@@ -138,7 +138,7 @@ def libraries() -> tuple[Library, ...]:
             _check(library, library.nvrtcGetNumSupportedArchs(ctypes.byref(count)))
             archs = (ctypes.c_int * count.value)()
             _check(library, library.nvrtcGetSupportedArchs(archs))
-        except OSError:
+        except (OSError, AttributeError):  # AttributeError: NVRTC before 11.2 cannot be asked
             continue
         major, minor = (int(piece) for piece in version_text.split("."))
         own = sorted(headers, key=lambda pair: _distance(pair[1], (major, minor)))
@@ -238,7 +238,7 @@ def compile_cubin(source: KernelSource, arch: object = "sm_86", options: Sequenc
     parts = (_FORMAT, library.version, arguments, source.digest, source.filename, entry)
     key = hashlib.sha256(repr(parts).encode()).hexdigest()
     kept = cache_folder() / f"{key}.json"
-    with contextlib.suppress(OSError, ValueError, KeyError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         done = _read(kept)
         return done if entry else replace(done, symbol=source.name)
     folders = (*source.include_dirs, *library.include_dirs)
@@ -281,6 +281,15 @@ def _refuse_text(library: Library, filename: str, log: str) -> None:
     missing = re.search(r'cannot open source file "(cuda_\w+\.h\w*|mma\.h)"', log)
     if missing and not library.include_dirs:
         refuse(missing[1], "no such file", "the CUDA headers", cuda.HEADERS_FIX)
+    option = re.search(
+        r"^(?:nvrtc|Command-line) error\s*:\s*([^\n]*)|^nvrtc: error: ([^\n]*)", log, re.MULTILINE
+    )
+    if option:
+        refuse(
+            "arch or options",
+            option[1] or option[2],
+            f"what NVRTC {'.'.join(map(str, library.version))} takes",
+        )
     raise KernelCompileError(filename, log)
 
 

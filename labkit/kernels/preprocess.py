@@ -1,7 +1,8 @@
 """A small C preprocessor: enough to read a kernel's declarations, never to compile it.
 
 It removes comments and string contents, follows ``#if``/``#ifdef`` with the given defines, and
-collects object-like macros and type names. Line numbers stay as they are. Standard library only.
+collects object-like macros and type names. Line numbers stay as they are. The emulator finds kernels
+with it as well. Standard library only.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from labkit.errors import InputError
+
 # What a kernel's text may ask about the compiler; declarations do not depend on the architecture.
 PREDEFINED = {"__CUDACC__": "1", "__CUDACC_RTC__": "1", "__CUDA_ARCH__": "800", "__cplusplus": "201703"}
 
 _COMMENT_OR_LITERAL = re.compile(
-    r'//[^\n]*|/\*.*?\*/|R"(?P<mark>[^()\\\s]{0,16})\(.*?\)(?P=mark)"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'',
+    r'//(?:[^\n\\]|\\\n|\\)*|/\*.*?\*/|R"(?P<mark>[^()\\\s]{0,16})\(.*?\)(?P=mark)"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'',
     re.DOTALL,
 )
 _DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(\w+)(.*)$", re.DOTALL)
@@ -26,6 +29,24 @@ _TYPEDEF = re.compile(r"\btypedef\s+([\w:\s]+?[\s*]+)(\w+)\s*;")
 _USING = re.compile(r"\busing\s+(\w+)\s*=\s*([\w:\s*<>,]+?)\s*;")
 _IDENTIFIER = re.compile(r"\b[A-Za-z_]\w*\b")
 _MOST_EXPANSIONS = 32
+_CONDITIONALS = ("if", "ifdef", "ifndef", "elif", "elifdef", "elifndef", "else", "endif")
+
+
+def read_text(path: Path) -> str:
+    """The CUDA C++ of a file.
+
+    Raises:
+        InputError: it cannot be read, or is not UTF-8 (an editor that saves as GBK or UTF-16).
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise InputError(
+            path.name, f"bytes that are no UTF-8 in line {line}", "UTF-8", "save it as UTF-8"
+        ) from error
+    except OSError as error:
+        raise InputError(path.name, error.strerror or "unreadable", "a file that can be read") from error
 
 
 def without_comments(text: str) -> str:
@@ -75,7 +96,11 @@ class Preprocessed:
 
 
 def preprocess(
-    text: str, defines: Mapping[str, object] | None = None, include_dirs: Sequence[Path] = ()
+    text: str,
+    defines: Mapping[str, object] | None = None,
+    include_dirs: Sequence[Path] = (),
+    *,
+    predefined: Mapping[str, str] = PREDEFINED,
 ) -> Preprocessed:
     """Read ``text`` as a compiler with ``-Dname=value`` for every define would.
 
@@ -83,8 +108,12 @@ def preprocess(
         text: CUDA C++.
         defines: name → value; True stands for 1.
         include_dirs: folders of the quoted headers; a header that is not there is skipped.
+        predefined: macros of the compiler itself.
+
+    Returns:
+        Its ``code`` has every remaining character where ``text`` has it.
     """
-    done = Preprocessed(macros=dict(PREDEFINED))
+    done = Preprocessed(macros=dict(predefined))
     done.macros |= {name: define_text(value) for name, value in (defines or {}).items()}
     done.code = _read(text, done, tuple(include_dirs), set())
     return done
@@ -101,26 +130,30 @@ class _Branch:
 
     live: bool
     taken: bool
-    parent: bool
 
 
 def _read(text: str, done: Preprocessed, include_dirs: tuple[Path, ...], seen: set[Path]) -> str:
     kept: list[str] = []
     branches: list[_Branch] = []
+    bare, start = without_literals(text), 0
     for line in _logical_lines(without_comments(text)):
-        directive = _DIRECTIVE.match(line)
+        # A raw string may span lines and hold what looks like a directive: blank in ``bare``.
+        plain, start = bare[start : start + len(line)], start + len(line) + 1
         live = all(branch.live for branch in branches)
-        if directive is None:
-            kept.append(without_literals(line) if live else _blank(line))
+        if not plain.lstrip().startswith("#"):
+            kept.append(plain if live else _blank(line))
             continue
         kept.append(_blank(line))
-        word, rest = directive[1], directive[2].replace("\\\n", " ").strip()
-        if word in ("if", "ifdef", "ifndef", "elif", "else", "endif"):
+        directive = _DIRECTIVE.match(line)
+        if directive is None:
+            continue  # a lone #
+        word, rest = directive[1], re.sub(r"\\\r?\n", " ", directive[2]).strip()
+        if word in _CONDITIONALS:
             _branch(word, rest, branches, done)
         elif live and word == "define":
-            name, _, value = rest.partition(" ")
-            if re.fullmatch(r"\w+", name):  # a macro with arguments is left alone
-                done.macros[name] = value.strip()
+            name = re.match(r"(\w+)(?!\w|\()", rest)
+            if name:  # a macro with arguments is left alone
+                done.macros[name[1]] = rest[name.end() :].strip()
         elif live and word == "undef":
             done.macros.pop(rest, None)
         elif live and word == "include" and rest.startswith('"'):
@@ -134,7 +167,7 @@ def _logical_lines(text: str) -> list[str]:
     joined = ""
     for line in text.split("\n"):
         joined += line
-        if line.endswith("\\"):
+        if line.removesuffix("\r").endswith("\\"):
             joined += "\n"
             continue
         lines.append(joined)
@@ -144,20 +177,23 @@ def _logical_lines(text: str) -> list[str]:
 
 def _branch(word: str, rest: str, branches: list[_Branch], done: Preprocessed) -> None:
     if word in ("if", "ifdef", "ifndef"):
-        parent = all(branch.live for branch in branches)
-        if word == "if":
-            live = evaluate(rest, done)
-        else:
-            live = (rest.split()[0] in done.macros if rest else False) == (word == "ifdef")
-        branches.append(_Branch(live, live, parent))
+        live = _holds(word, rest, done)
+        branches.append(_Branch(live, live))
     elif not branches:
         return  # the compiler will say so
     elif word == "endif":
         branches.pop()
     else:
         branch = branches[-1]
-        live = not branch.taken and (word == "else" or evaluate(rest, done))
+        live = not branch.taken and (word == "else" or _holds(word.removeprefix("el"), rest, done))
         branch.live, branch.taken = live, branch.taken or live
+
+
+def _holds(word: str, rest: str, done: Preprocessed) -> bool:
+    """The condition of an ``if``, ``ifdef`` or ``ifndef``."""
+    if word == "if":
+        return evaluate(rest, done)
+    return (rest.split()[0] in done.macros if rest else False) == (word == "ifdef")
 
 
 def _include(name: str, done: Preprocessed, include_dirs: tuple[Path, ...], seen: set[Path]) -> None:
@@ -166,7 +202,7 @@ def _include(name: str, done: Preprocessed, include_dirs: tuple[Path, ...], seen
         if path.is_file():
             if path not in seen:
                 seen.add(path)
-                header = _read(path.read_text(encoding="utf-8"), done, (path.parent, *include_dirs), seen)
+                header = _read(read_text(path), done, (path.parent, *include_dirs), seen)
                 done.headers += header + "\n"
             return
 
@@ -222,7 +258,7 @@ def constant(expression: str, done: Preprocessed, *, unknown_as_zero: bool = Fal
     text = re.sub(r"!(?!=)", " not ", text)
     try:
         return int(_value(ast.parse(text.strip(), mode="eval").body))
-    except (SyntaxError, ValueError, TypeError, ZeroDivisionError, KeyError):
+    except (SyntaxError, ValueError, TypeError, ZeroDivisionError, KeyError, RecursionError, MemoryError):
         return None
 
 
@@ -238,6 +274,10 @@ def _value(node: ast.expr) -> Any:
             return not _value(operand)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_value(operand)
+        case ast.UnaryOp(op=ast.Invert(), operand=operand):
+            return ~_value(operand)
+        case ast.BinOp(op=ast.LShift(), right=right) if _value(right) > 63:
+            raise ValueError("a shift beyond any C integer, which Python would work out for ever")
         case ast.BinOp(left=left, op=op, right=right):
             return _BINARY[type(op)](_value(left), _value(right))
         case ast.Compare(left=left, ops=[op], comparators=[right]):

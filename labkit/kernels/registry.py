@@ -8,7 +8,8 @@ what it returns must serve every M.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,6 +115,24 @@ def names() -> list[str]:
 def generation() -> int:
     """A number that changes whenever a kernel comes or goes, so that cached choices can be dropped."""
     return _generation
+
+
+@contextmanager
+def loading(device: Any) -> Iterator[None]:
+    """What keeps a kernel from being loaded inside becomes :class:`Unavailable`, with its first line.
+
+    Not while a CUDA graph is captured: the graph would keep a slower kernel for good.
+    """
+    try:
+        yield
+    except (InputError, ImportError, OSError) as error:
+        if device.type == "cuda":
+            import torch
+
+            if torch.cuda.is_current_stream_capturing():
+                raise
+        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise Unavailable(first_line) from error
 
 
 def why_not(name: str, request: Request | None = None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from labkit.device import devices
+from labkit.device import devices, get_device
 from labkit.errors import require
 from labkit.kernels import nvrtc
 from labkit.kernels import resources as measured
@@ -36,15 +36,20 @@ def resources(
         InputError: nothing of that name, a text that does not compile, a bad option.
     """
     require(dynamic_shared >= 0, "--shared", dynamic_shared, "at least 0 bytes")
+    # Everything that can be wrong is said before the first kernel is compiled.
+    names = list(devices()) if "all" in device_names else list(device_names)
+    for name in names:
+        get_device(name)
+    for option, given in (("--threads", threads), ("--shared", dynamic_shared)):
+        alone = given and not names
+        require(not alone, option, given, "a device to compute occupancy for", "--device rtx3050-laptop")
     pairs = [_define(text) for text in defines]
     sources: list[KernelSource] = []
     for name in [kernel] if kernel else kernel_files():
         sources += find_source(name, pairs)
-    require(bool(sources), "kernel", "no kernel", "a .cu file with a __global__ function")
     wanted = [nvrtc.arch_name(arch) for arch in archs] or list(nvrtc.ARCHS)
     print(measured.usage_table(sources, wanted))
-    if device_names:
-        names = list(devices()) if "all" in device_names else list(device_names)
+    if names:
         print()
         print(measured.table(sources, names, threads=threads, dynamic_shared=dynamic_shared))
     if sass:
@@ -55,5 +60,5 @@ def resources(
 
 
 def _define(text: str) -> tuple[str, str]:
-    name, _, value = text.partition("=")
-    return name, value or "1"
+    name, given, value = text.partition("=")
+    return name, value if given else "1"

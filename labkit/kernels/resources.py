@@ -62,7 +62,8 @@ class Usage:
             dynamic_shared: bytes of dynamic shared memory a block.
 
         Raises:
-            InputError: the code is for another architecture, or no block size is known.
+            InputError: the code is for another architecture, no block size is known, or one beyond
+                the launch bounds.
         """
         card = get_device(device) if isinstance(device, str) else device
         require(
@@ -75,9 +76,12 @@ class Usage:
         return occupancy(self.registers, self.static_shared + dynamic_shared, self._threads(threads), card)
 
     def _threads(self, threads: int | None) -> int:
-        chosen = threads or self.max_threads
+        chosen = self.max_threads if threads is None else threads
         if chosen is None:
-            refuse("threads", "None, and the kernel has no __launch_bounds__", "threads of a block")
+            bare = f"None, and {self.name} has no __launch_bounds__"
+            refuse("threads", bare, "threads of a block", "threads=256, or --threads 256")
+        fits = self.max_threads is None or chosen <= self.max_threads
+        require(fits, "threads", chosen, f"at most {self.max_threads}, the __launch_bounds__ of {self.name}")
         return chosen
 
 

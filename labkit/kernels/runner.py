@@ -96,14 +96,13 @@ def device_name(device: Any) -> str:
     found = re.fullmatch(r"cuda(?::(\d+))?", text)
     if found is None:
         refuse("device", repr(device), "cpu, cuda or cuda:N")
-    if found[1] is not None:
-        return text
     import torch
 
     if not torch.cuda.is_available():
-        refuse(
-            "device", "'cuda', and torch finds no GPU", "'cpu' (emulator), or a machine with an NVIDIA GPU"
-        )
+        given = f"{text!r}, and torch finds no GPU"
+        refuse("device", given, "'cpu' (emulator), or a machine with an NVIDIA GPU")
+    if found[1] is not None:
+        return f"cuda:{int(found[1])}"
     return f"cuda:{torch.cuda.current_device()}"
 
 

@@ -1,7 +1,8 @@
 """The ``__global__`` functions of a CUDA C++ text, and the parameters of each.
 
-Both runners read the declaration to convert and check arguments, so that a call that is wrong
-fails in the same words on either. Standard library only.
+The GPU runner, the resource tables and messages read declarations here, with types resolved through
+macros, typedefs and quoted headers. (The emulator asks the C++ compiler for types and sizes instead,
+and rewrites the text, for which it needs its tokens: ``labkit.emulator.source``.) Standard library only.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from labkit.errors import refuse, require
-from labkit.kernels.preprocess import define_text
+from labkit.kernels.preprocess import define_text, read_text
 from labkit.kernels.signature import Entry, Parameter, entries, find_entry
 
 Defines = Mapping[str, object] | Iterable[tuple[str, object]]
@@ -148,13 +148,19 @@ def find_source(name: str, defines: Defines = ()) -> list[KernelSource]:
     """
     if Path(name).is_file() or name in kernel_files() or f"{name}.cu" in kernel_files():
         whole = find_file(name)
-        text = whole.read_text(encoding="utf-8")
+        text = read_text(whole)
         macros = dict(defines.items() if isinstance(defines, Mapping) else defines)
         found = entries(text, macros, (whole.parent, kernels_dir()))
         inside = whole.is_relative_to(kernels_dir())
         file = whole.relative_to(kernels_dir()).as_posix() if inside else str(whole)
         require(bool(found), "kernel", f"no kernel in {whole.name}", "at least one __global__ function")
-        return [KernelSource(file, entry.name, defines) for entry in found if not entry.template]
+        plain = [entry for entry in found if not entry.template]
+        if not plain:
+            listed = ", ".join(f"{entry.name}<{', '.join(entry.template)}>" for entry in found)
+            refuse(
+                "kernel", f"{whole.name}, which has only templates: {listed}", "a kernel that is no template"
+            )
+        return [KernelSource(file, entry.name, defines) for entry in plain]
     known = packaged_entries()
     base = name.partition("<")[0].strip()
     if base not in known:
@@ -167,7 +173,7 @@ def packaged_entries() -> dict[str, str]:
     """Every kernel of the packaged files with default defines: entry name → file name."""
     found: dict[str, str] = {}
     for file in kernel_files():
-        text = (kernels_dir() / file).read_text(encoding="utf-8")
+        text = read_text(kernels_dir() / file)
         found |= {entry.name: file for entry in entries(text, include_dirs=(kernels_dir(),))}
     return found
 
@@ -186,7 +192,7 @@ def _define(name: str, value: object) -> str:
 @functools.lru_cache(maxsize=64)
 def _read(path: Path, changed: int) -> str:
     """``changed`` is part of the key: a file that was edited is read again."""
-    return path.read_text(encoding="utf-8")
+    return read_text(path)
 
 
 @functools.lru_cache(maxsize=512)

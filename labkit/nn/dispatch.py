@@ -183,8 +183,28 @@ class DispatchTable:
             if (row.kernel, reason) not in skipped:
                 skipped.append((row.kernel, reason))
         what = f"{device}, {format}, {str(dtype).removeprefix('torch.')}, M = {m}"
+        if self.forced is not None:
+            self._refuse_forced(what, device, dict(skipped))
         detail = "; ".join(f"{kernel}: {reason}" for kernel, reason in skipped) or "no row covers it"
         refuse("dispatch table", f"no kernel for {what} ({detail})", "a row whose kernel can run")
+
+    def _refuse_forced(self, what: str, device: str, skipped: Mapping[str, str]) -> None:
+        """What was demanded, and either why it cannot run or what its rows are for."""
+        rows = [row for row in self.rows if row.kernel == self.forced and row.device == device]
+        served = "; ".join(
+            dict.fromkeys(
+                f"{'any format' if row.format == '*' else row.format} with {', '.join(row.dtypes)}"
+                + ("" if row.capability == "0.0" else f" from {row.capability}")
+                for row in rows
+            )
+        )
+        why = skipped.get(self.forced or "") or f"its {device} rows are for {served or 'nothing'}"
+        refuse(
+            "dispatch table",
+            f"no kernel for {what}, since the override forces {self.forced} ({why})",
+            "a kernel that can serve the call",
+            "force another kernel, or none",
+        )
 
     def _turned_off(self, kernel: str) -> str:
         if self.forced is not None and kernel != self.forced:

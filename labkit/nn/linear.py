@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -71,6 +72,7 @@ class QuantLinear(nn.Module):
         self.last_choice: Choice | None = None
         self.stats: Counter[str] = Counter()
         self._dtype: torch.dtype | None = None
+        self._lock = threading.Lock()
         self._forget()
 
     @property
@@ -101,9 +103,10 @@ class QuantLinear(nn.Module):
         m = flat.shape[0]
         if m == 0:
             return x.new_empty(*x.shape[:-1], self.weight.n)
-        choice, run, prepared = self._choose(x.dtype, m)
-        self.last_choice = choice
-        self.stats[choice.kernel] += 1
+        with self._lock:  # held while a kernel is chosen and prepared, never while it runs
+            choice, run, prepared = self._choose(x.dtype, m)
+            self.last_choice = choice
+            self.stats[choice.kernel] += 1
         y = run(flat, prepared)
         if self.bias is not None:
             y += self.bias
@@ -119,8 +122,9 @@ class QuantLinear(nn.Module):
 
     def set_table(self, table: DispatchTable) -> None:
         """Use another dispatch table from the next call on; what kernels kept is dropped."""
-        self.table = table
-        self._forget()
+        with self._lock:
+            self.table = table
+            self._forget()
 
     def extra_repr(self) -> str:
         """Shape and storage, for ``print(model)``."""
@@ -196,8 +200,9 @@ class QuantLinear(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantLinear:
         # A byte tensor shows where ``fn`` moves things; it is left alone by dtype changes.
         device = fn(torch.empty(0, dtype=torch.uint8, device=self.weight.device)).device
-        self._forget()
-        self.weight = self.weight.to(device)
+        with self._lock:
+            self._forget()
+            self.weight = self.weight.to(device)
         super()._apply(fn, recurse)
         return self
 
@@ -206,7 +211,12 @@ class QuantLinear(nn.Module):
         state = dict(self.__dict__)
         for name in ("_choices", "_prepared", "_refused"):
             state[name] = {}
+        del state["_lock"]
         return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._lock = threading.Lock()
 
 
 def _check_bias(bias: Tensor, weight: QuantWeight | GroupedWeight) -> None:

@@ -85,6 +85,10 @@ class MemoryBudget:
     def __deepcopy__(self, memo: dict[int, Any]) -> MemoryBudget:
         return self  # copies of a layer draw on the same memory
 
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        # Nothing that was lent goes with a pickle; the shared budget stays the one of the process.
+        return (default_budget, ()) if self is _default else (MemoryBudget, (self._limit,))
+
 
 _default = MemoryBudget()
 

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit.errors import InputError, require
+from labkit.errors import InputError, refuse, require
 from labkit.nn.dispatch import DispatchTable
 from labkit.nn.linear import QuantLinear
 from labkit.nn.offload_table import OffloadRow, flop_threshold, row_for, rows, to_json
@@ -60,7 +60,10 @@ def gpu_missing(device: torch.device) -> str:
     """Why nothing can be sent to ``device``, or an empty string."""
     if device.type != "cuda":
         return f"{device} is no GPU"
-    return "" if torch.cuda.is_available() else "torch finds no GPU"
+    if not torch.cuda.is_available():
+        return "torch finds no GPU"
+    count = torch.cuda.device_count()
+    return "" if (device.index or 0) < count else f"there is no {device}: torch finds {count} GPUs"
 
 
 class OffloadLinear(nn.Module):
@@ -97,7 +100,10 @@ class OffloadLinear(nn.Module):
         super().__init__()
         ok = isinstance(weight, QuantWeight | GroupedWeight)
         require(ok, "weight", describe(weight), "a QuantWeight or GroupedWeight")
-        self.device = torch.device(device)
+        try:
+            self.device = torch.device(device)
+        except (RuntimeError, TypeError):
+            refuse("device", repr(device), "cuda, cuda:N or cpu")
         self.missing = gpu_missing(self.device)
         if not self.missing and self.device.type == "cuda" and self.device.index is None:
             self.device = torch.device("cuda", torch.cuda.current_device())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ import seed_cases
 import torch
 
 from labkit.errors import InputError
+from labkit.kernels.seed import launch as seed_launch
 from labkit.kernels.seed import linear as seed
 from labkit.nn.dispatch import DispatchTable
 from labkit.nn.linear import QuantLinear
@@ -115,6 +117,44 @@ def test_what_they_cannot_do_is_refused_with_the_reason() -> None:
         seed.gemv_batch_w3(seed_cases.random_x(1, 90), w4)
 
 
+@pytest.mark.parametrize(
+    ("x", "named"),
+    [
+        (
+            torch.zeros(3, 64, dtype=torch.float16),
+            "x: got float16",
+        ),  # 3 x 64 is 2 x 96
+        (torch.zeros(3, 96), "x: got float32"),
+        (torch.tensor(1.0, dtype=torch.float16), "x: got float16"),
+        ([1.0] * 96, "x: got list"),
+    ],
+)
+def test_direct_calls_refuse_by_name(x: object, named: str) -> None:
+    with pytest.raises(InputError, match=re.escape(named)):
+        seed.gemm_tiled(x, weight_of("w4"))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="weight: got float32"):
+        seed.gemm_tiled(torch.zeros(1, 96).half(), torch.zeros(5, 96))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("name", "format"), PAIRS)
+def test_more_rows_than_a_grid_has_are_computed_in_bands(
+    name: str, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight, x = weight_of(format), seed_cases.random_x(70, 96)
+    expected = BY_NAME[name](x, weight)
+    monkeypatch.setattr(seed_launch, "MAX_GRID_Y", 2)
+    assert torch.equal(BY_NAME[name](x, weight), expected)
+    assert torch.equal(forced(name, weight)(x), expected)
+
+
+def test_a_hundred_thousand_rows() -> None:
+    weight = seed_cases.random_weight("w4", 1, 32, 32, None)
+    x = seed_cases.random_x(100_000, 32)
+    for name in ("gemv_single_row", "gemv_small_batch", "gemm_tiled"):
+        seed_cases.check_accurate(forced(name, weight)(x), x, weight)
+
+
 def test_no_rows() -> None:
     layer = forced("gemm_tiled", weight_of("w4"))
     assert layer(torch.empty(0, 96, dtype=torch.float16)).shape == (0, 37)
+    assert seed.gemm_tiled(torch.empty(2, 0, 96, dtype=torch.float16), weight_of("w4")).shape == (2, 0, 37)

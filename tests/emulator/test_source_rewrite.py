@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit.emulator.preprocessor import active_tokens
-from labkit.emulator.source import entries, rewrite
+from labkit.emulator.source import active_tokens, entries, rewrite
 from labkit.emulator.tokens import tokenize
 
 

@@ -13,7 +13,7 @@ from seed_cases import CASES, Case
 from labkit.emulator import toolchain
 from labkit.errors import InputError
 from labkit.kernels.seed.launch import KERNELS, SeedKernel, plan
-from labkit.kernels.seed.linear import NAMES
+from labkit.kernels.seed.linear import NAMES, gemv_single_row
 from labkit.nn.dispatch import DispatchTable
 from labkit.nn.linear import QuantLinear
 from labkit.quant import QuantWeight
@@ -94,6 +94,9 @@ def test_a_hundred_thousand_rows() -> None:
         launched = seed_cases.launch(kernel, x, weight)
         seed_cases.check_accurate(launched.run(), x, weight)
         seed_cases.check_written(launched)
+    for format in ("w4", "w3"):  # a row of blocks a row of x: two launches
+        weight = seed_cases.random_weight(format, 65, 96, 32, None).to("cuda")
+        seed_cases.check_accurate(gemv_single_row(x, weight), x, weight)
 
 
 # --- more than 2^31 elements ------------------------------------------------------------------------

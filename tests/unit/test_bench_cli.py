@@ -27,6 +27,23 @@ def labkit(results: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from labkit.bench import gemm
+
+    def never(*arguments: object, **options: object) -> None:
+        raise AssertionError("measured")
+
+    monkeypatch.setattr(gemm, "run", never)
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    for out in (tmp_path, tmp_path / "file" / "r.json"):
+        monkeypatch.setattr(sys, "argv", ["labkit", "bench", "gemm", "--device", "cpu", "--out", str(out)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code == 2 and "--out: got" in capsys.readouterr().err
+
+
 def test_loading_the_commands_loads_nothing_heavy() -> None:
     code = (
         "import sys, labkit.bench.cli\n"
@@ -74,7 +91,7 @@ def test_without_a_gpu_kernels_are_checked_and_counted(tmp_path: Path) -> None:
         (("gemm", "--table", "nothing"), "table"),
         (("gemm", "--shapes", "5632"), "shapes"),
         (("gemm", "--m", "0"), "m: got '0'"),
-        (("gemm", "--bits", "5"), "w5"),
+        (("gemm", "--bits", "5"), "'5'"),
         (("gemm", "--bits", "four"), "bits"),
         (("gemm", "--samples", "3"), "samples"),
         (("gemm", "--device", "tpu"), "device"),

@@ -10,13 +10,13 @@ from bench_records import entry, record
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.bench.record import SCHEMA, Entry, read, read_all, summary
+from labkit.bench.record import COUNTS, SCHEMA, Entry, read, read_all, summary
 from labkit.errors import InputError
 
 
 def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
     wrong = entry("gemm_tiled", status="wrong", note="error 3, allowed 1", samples_us=[])
-    emulated = entry("gemv_single_row", status="emulated", samples_us=[], counts={"sectors": 12})
+    emulated = entry("gemv_single_row", status="emulated", samples_us=[], counts=dict.fromkeys(COUNTS, 12))
     kept = record([entry(), wrong, emulated], complete=False)
     path = kept.write(tmp_path / "deep" / kept.file_name)
     assert read(path) == kept
@@ -68,6 +68,10 @@ def test_a_truncated_file_is_refused_by_name(tmp_path: Path, kept: int) -> None:
         (lambda v: v["entries"][0].update(m=True), "m: got bool"),
         (lambda v: v["entries"][0].update(samples_us=[1.0, "2"]), "samples_us"),
         (lambda v: v["entries"][0].update(status="fine"), "fine"),
+        (lambda v: v["entries"][0].update(counts={"sectors": 1}), r"entries\[0\]: counts: .*requests"),
+        (lambda v: v["software"].update(versions=None), "software: versions: got None"),
+        (lambda v: v["software"].update(commit={}), "software: commit"),
+        (lambda v: v.update(clocks=["before"]), "clocks"),
     ],
 )
 def test_a_foreign_or_damaged_file_is_refused_by_field(tmp_path: Path, change, words: str) -> None:  # type: ignore[no-untyped-def]

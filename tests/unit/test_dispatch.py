@@ -209,14 +209,31 @@ def test_bad_overrides_are_refused_by_name(params, words):
 
 
 def test_no_kernel_left_is_an_error_that_says_why():
-    table = DispatchTable.from_params({"force": "int4pack"})
-    with pytest.raises(
-        InputError, match=r"no kernel for cpu, w4, float32, M = 3 \(dense: the override forces"
-    ):
+    table = DispatchTable.from_params({"disable": "dense, dequant_matmul, int4pack, gemv_small_batch"})
+    with pytest.raises(InputError, match=r"no kernel for cpu, w4, float32, M = 3 \(dense: disabled by an"):
         table.select("cpu", None, "w4", torch.float32, 3)
     empty = DispatchTable(())
     with pytest.raises(InputError, match="no row covers it"):
         empty.select("cpu", None, "w4", "float32", 1)
+
+
+def test_a_forced_kernel_that_cannot_serve_a_call_says_why():
+    table = DispatchTable.from_params({"force": "int4pack"})
+    what = "no kernel for cpu, w4, float32, M = 3, since the override forces int4pack"
+    with pytest.raises(
+        InputError, match=rf"{what} \(its cpu rows are for w4 with bfloat16; w3 with bfloat16\)"
+    ):
+        table.select("cpu", None, "w4", torch.float32, 3)
+    with pytest.raises(InputError, match=r"forces int4pack \(its cuda rows are for nothing\)"):
+        table.select("cuda", (8, 6), "w4", "bfloat16", 3)
+    with pytest.raises(InputError, match=r"forces int4pack \(no such operator\)"):
+        table.select("cpu", None, "w4", "bfloat16", 3, why_not=lambda name: "no such operator")
+    old = DispatchTable.from_params({"force": "gemm_tiled"})
+    with pytest.raises(InputError, match=r"w4 with float16 from 8\.6; w3 with float16 from 8\.6"):
+        old.select("cuda", (7, 5), "w4", "float16", 3)
+    both = DispatchTable.from_params({"force": "dense", "disable": "dense"})
+    with pytest.raises(InputError, match=r"forces dense \(disabled by an override\)"):
+        both.select("cpu", None, "w4", "float16", 3)
 
 
 @pytest.mark.parametrize(

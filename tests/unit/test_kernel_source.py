@@ -64,6 +64,23 @@ def test_an_edited_file_is_read_again(tmp_path: Path) -> None:
     assert len(source.parameters) == 2 and source.digest != before
 
 
+def test_a_file_that_is_no_utf_8_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "k.cu"
+    file.write_bytes("// one\n// \u6838\n__global__ void f(float* x) { }\n".encode("gbk"))
+    for read in (lambda: KernelSource(str(file)), lambda: find_source(str(file))):
+        with pytest.raises(InputError, match=r"k\.cu: got bytes that are no UTF-8 in line 2"):
+            read()
+    file.write_text("__global__ void f(float* x) { }\n", encoding="utf-8-sig")  # as Windows editors save it
+    assert KernelSource(str(file)).name == "f" and KernelSource(str(file)).text.startswith("__global__")
+
+
+def test_a_file_of_templates_lists_them(tmp_path: Path) -> None:
+    file = tmp_path / "t.cu"
+    file.write_text("template <int N> __global__ void f(float* x) { x[0] = N; }", encoding="utf-8")
+    with pytest.raises(InputError, match=r"t\.cu, which has only templates: f<N>"):
+        find_source(str(file))
+
+
 def test_find_by_entry_file_or_stem() -> None:
     assert [s.name for s in find_source("gemv_row_w3")] == ["gemv_row_w3"]
     assert [s.name for s in find_source("gemv_row.cu")] == [s.name for s in find_source("gemv_row")]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -282,6 +285,42 @@ def test_copies_share_the_budget_and_prepare_for_themselves():
     assert torch.equal(twin(x), expected) and budget.used == 2 * 48 * 128 * 4
 
 
+def test_pickles_choose_for_themselves_and_take_no_memory_along():
+    x = input_of(2, 128)
+    for budget in (MemoryBudget(1 << 30), None):
+        layer = QuantLinear(weight_of(), budget=budget)
+        expected = layer(x)
+        twin = pickle.loads(pickle.dumps(layer))
+        assert torch.equal(twin(x), expected) and twin.stats == {layer.last_choice.kernel: 2}
+        if budget is None:
+            assert twin.budget is default_budget()
+        else:
+            assert twin.budget is not budget and twin.budget.limit == 1 << 30
+            assert budget.used == twin.budget.used == 48 * 128 * 4
+
+
+def test_threads_share_a_layer_whatever_their_dtypes():
+    inputs = [input_of(3, 128, dtype=dtype) for dtype in DTYPES]
+    expected = [QuantLinear(weight_of())(x) for x in inputs]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(40):
+            layer = QuantLinear(weight_of())
+            together = threading.Barrier(6)
+
+            def work(i, layer=layer, together=together):
+                together.wait()
+                return [layer(inputs[i % 3]) for _ in range(4)]
+
+            with ThreadPoolExecutor(6) as pool:
+                for i, results in enumerate(pool.map(work, range(6))):
+                    assert all(torch.equal(y, expected[i % 3]) for y in results)
+            assert sum(layer.stats.values()) == 24
+    finally:
+        sys.setswitchinterval(interval)
+
+
 def test_the_default_budget():
     old = default_budget()
     try:
@@ -329,6 +368,19 @@ def test_a_seed_kernel_passes_on_what_it_cannot_read(weight, kernel, why):
     layer = QuantLinear(weight, table=seed_table(kernel))
     layer(input_of(2, weight.k, dtype=torch.float16))
     assert layer.last_choice.skipped == ((kernel, why),)
+
+
+def test_nothing_is_passed_over_while_a_graph_is_captured(monkeypatch):
+    def load():
+        with registry.loading(torch.device("cuda")):
+            raise InputError("kernel", "first use while a CUDA graph is captured", "one that was loaded")
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    with pytest.raises(registry.Unavailable, match="first use"):
+        load()
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(InputError, match="first use"):
+        load()
 
 
 def test_a_gpu_without_cupy_or_too_old_says_so(monkeypatch):

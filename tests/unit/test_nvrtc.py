@@ -156,7 +156,7 @@ def test_what_changes_the_code_is_compiled_again(
         nvrtc.compile_cubin(KernelSource(str(file), defines=defines), arch, options)
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"cubin": "bm8="}', "\x00garbage"])
+@pytest.mark.parametrize("content", ["", "{}", "null", "[]", '{"cubin": "bm8="}', "\x00garbage"])
 def test_a_damaged_file_is_compiled_again(content: str, cache: Path) -> None:
     first = nvrtc.compile_cubin(scale())
     (kept,) = cache.glob("*.json")
@@ -199,3 +199,21 @@ def test_headers_belong_to_the_library() -> None:
     for library in nvrtc.libraries():
         for folder in library.include_dirs[:1]:
             assert nvrtc._headers_version(folder)[0] == library.version[0]
+
+
+def test_a_library_too_old_to_be_asked_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Old:
+        def __getattr__(self, name: str) -> None:
+            raise AttributeError(f"undefined symbol: {name}")
+
+    monkeypatch.setattr(nvrtc.cuda, "find_nvrtc", lambda: [Path("libnvrtc.so.10.2")])
+    monkeypatch.setattr(nvrtc.cuda, "nvrtc_version", lambda path: "10.2")
+    monkeypatch.setattr(nvrtc, "_load", lambda path: Old())
+    assert nvrtc.libraries.__wrapped__() == ()
+
+
+def test_an_option_that_nvrtc_does_not_take_is_not_blamed_on_the_text() -> None:
+    with pytest.raises(InputError, match=r"arch or options: got .*nv_arch"):
+        nvrtc.compile_cubin(scale(), "sm_86f")
+    with pytest.raises(InputError, match=r"arch or options: got .*no-such"):
+        nvrtc.compile_cubin(scale(), "sm_86", ["--no-such-option"])

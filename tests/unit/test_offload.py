@@ -58,6 +58,17 @@ def test_a_gpu_that_torch_does_not_find_is_named_as_the_reason() -> None:
     assert "torch finds no GPU" in layer.last_choice.reason
 
 
+def test_a_gpu_that_is_not_there_is_named_as_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert offload.gpu_missing(torch.device("cuda:1")) == ""
+    layer = OffloadLinear(weight_of(), device="cuda:2")
+    layer(input_of(1, 70))
+    assert "there is no cuda:2: torch finds 2 GPUs" in layer.last_choice.reason
+    with pytest.raises(InputError, match="device: got 'gpu'"):
+        OffloadLinear(weight_of(), device="gpu")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("form", ["q8_0", "w4"])
 def test_both_sides_give_what_the_linear_layer_gives(

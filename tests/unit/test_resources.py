@@ -105,6 +105,14 @@ def test_occupancy_of_the_seed_gemm() -> None:
         resources.usage(KernelSource.from_text(TILE)).occupancy()
 
 
+@pytest.mark.parametrize("threads", [0, -1, 257, 1024])
+def test_a_block_that_cannot_be_launched_has_no_occupancy(threads: int) -> None:
+    found = resources.usage(KernelSource("gemv_row.cu", "gemv_row_w4"))
+    with pytest.raises(InputError, match=f"threads: got {threads}"):
+        found.occupancy(threads=threads)
+    assert found.occupancy(threads=256).threads == 256
+
+
 def test_table_has_a_row_a_device() -> None:
     shown = repr(resources.table(find_source("gemm_tiled_w4"), ["rtx3050-laptop", "h200"]))
     lines = shown.splitlines()
@@ -130,5 +138,11 @@ def test_command_prints_tables(checkout: Path, capsys: pytest.CaptureFixture[str
     assert "gemv_row_w4" in out and "sm_86" in out and "RTX 3050 Laptop" in out and "gemv_row_w3" not in out
     with pytest.raises(InputError, match="--shared"):
         report.resources("gemv_row_w4", [], [], [], None, -1, False)
+    for threads, shared, option in ((128, 0, "--threads: got 128"), (None, 1024, "--shared: got 1024")):
+        with pytest.raises(InputError, match=f"{option}; expected a device"):
+            report.resources("gemv_row_w4", [], [], [], threads, shared, False)
+    with pytest.raises(InputError, match="rtx9999"):
+        report.resources("gemv_row_w4", ["86"], ["rtx9999"], [], None, 0, False)
+    assert capsys.readouterr().out == "", "refused before anything is compiled and printed"
     with pytest.raises(InputError, match="gemv_row_w4"):
         report.resources("no_such_kernel", [], [], [], None, 0, False)

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from labkit.emulator import source as emulator_source
 from labkit.errors import InputError
+from labkit.kernels.preprocess import preprocess
 from labkit.kernels.signature import Parameter, convert_scalar, entries, find_entry
+from labkit.kernels.source import kernel_files, kernels_dir
 
 TEXT = """\
 #include "types.cuh"
@@ -101,6 +104,44 @@ def test_headers_give_macros_and_types(tmp_path: Path) -> None:
     entry = find_entry(text, include_dirs=[tmp_path])
     assert entry.max_threads == 128
     assert [p.size for p in entry.parameters] == [2, None]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#define WIDE\t1\n#if WIDE\nYES\n#endif",
+        "#ifdef NO\nA\n#elifdef __CUDACC__\nYES\n#else\nB\n#endif",
+        "#ifdef __CUDACC__\nYES\n#elifndef NO\nA\n#endif",
+        "#if \\\r\n1\r\nYES\r\n#else\r\nA\r\n#endif",
+        "// all of this \\\nA\nYES",
+        'R"(\n#if 0\n)" YES R"(\n#else\n)"',
+        "#\n#if ~0 == -1\nYES\n#endif",
+        "#if 1 << 999999999999\nYES\n#endif",
+        "#if " + "(" * 5000 + "1" + ")" * 5000 + "\nYES\n#endif",
+        "#if 0\n#if 1\nA\n#else\nA\n#endif\n#elif 1\nYES\n#endif",
+    ],
+)
+def test_lines_that_the_compiler_sees(text: str) -> None:
+    code = preprocess(text).code
+    assert code.split() == ["YES"]
+    assert len(code) == len(text) and code.index("YES") == text.index("YES")
+
+
+def test_the_emulator_finds_the_same_kernels_and_parameters() -> None:
+    more = Path(__file__).parents[1] / "emulator" / "kernels"
+    files = [kernels_dir() / name for name in kernel_files()] + sorted(more.glob("*.cu"))
+    assert len(files) > 8
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        ours = {
+            entry.name: [(one.name, one.pointer) for one in entry.parameters]
+            for entry in entries(text, include_dirs=(kernels_dir(),))
+        }
+        theirs = {
+            entry.name: [(one.name, one.is_pointer) for one in entry.parameters]
+            for entry in emulator_source.entries(text)
+        }
+        assert ours == theirs, file.name
 
 
 def test_unknown_names_list_what_exists() -> None:

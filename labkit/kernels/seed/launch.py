@@ -48,6 +48,11 @@ class SeedKernel:
     vector_x: bool
     defines: tuple[tuple[str, int], ...] = ()
 
+    @property
+    def max_rows(self) -> int:
+        """Most rows of x that one launch takes."""
+        return MAX_GRID_Y * self.tile_m
+
     def grid(self, m: int, n: int) -> tuple[int, int]:
         """Blocks along N and M.
 
@@ -58,20 +63,17 @@ class SeedKernel:
         if x > MAX_GRID_X:
             refuse(f"{self.entry}: N", n, f"at most {MAX_GRID_X * self.tile_n} columns a launch")
         if y > MAX_GRID_Y:
-            limit = MAX_GRID_Y * self.tile_m
-            refuse(f"{self.entry}: M", m, f"at most {limit} rows a launch", "split x by rows")
+            refuse(f"{self.entry}: M", m, f"at most {self.max_rows} rows a launch", "split x by rows")
         return x, y
 
-    def why_not(self, weight: Any, m: int = 1) -> str:
-        """Why this kernel cannot take the weight and M rows of x, or an empty string when it can."""
+    def why_not(self, weight: Any) -> str:
+        """Why this kernel cannot take the weight, or an empty string when it can."""
         if not isinstance(weight, QuantWeight):
             return "W4 and W3 weights only"
         if weight.format != self.format:
             return f"{self.format} weights only"
         if weight.group_size % self.columns or weight.k_padded % self.columns:
             return f"group size {weight.group_size}: it takes multiples of {self.columns}"
-        if m > MAX_GRID_Y * self.tile_m:
-            return f"M = {m}: a launch takes at most {MAX_GRID_Y * self.tile_m} rows"
         if -(-weight.n // self.tile_n) > MAX_GRID_X:
             return f"N = {weight.n}: a launch makes at most {MAX_GRID_X * self.tile_n} columns"
         return ""

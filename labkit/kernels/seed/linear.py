@@ -15,16 +15,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from labkit.errors import InputError
+from labkit.errors import refuse, require
 from labkit.kernels import runner
-from labkit.kernels.registry import Request, Unavailable, register
+from labkit.kernels.registry import Request, Unavailable, loading, register
 from labkit.kernels.seed.launch import GEMM_TILED, GEMV_BATCH, GEMV_ROW, SeedKernel, plan
 from labkit.quant.formats import QuantWeight
+from labkit.quant.packing import describe
 
 LEAST_CAPABILITY = (8, 0)
 
@@ -55,18 +55,16 @@ def run(x: Tensor, prepared: Prepared) -> Tensor:
 
     Returns:
         float16 [M, N]. On CUDA everything is queued on torch's current stream and nothing waits.
-
-    Raises:
-        InputError: more rows than a launch can have.
     """
     kernel, weight = prepared.kernel, prepared.weight
     m, k = x.shape
     order = weight.k_order
-    if order is None and x.is_contiguous():
-        return plan(kernel, x, weight).run()
     out = torch.empty(m, weight.n, dtype=x.dtype, device=x.device)
-    # Rows do not meet in any kernel: x may be copied a piece at a time, whole tiles each.
-    rows = max(1, prepared.temp_bytes // (2 * k) // kernel.tile_m) * kernel.tile_m
+    # Rows do not meet in any kernel: whole tiles may go in a launch of their own, with the same bits.
+    rows = kernel.max_rows
+    if order is not None or not x.is_contiguous():
+        # x is copied a piece at a time.
+        rows = min(rows, max(1, prepared.temp_bytes // (2 * k) // kernel.tile_m) * kernel.tile_m)
     for first in range(0, m, rows):
         part = x[first : first + rows]
         part = part.contiguous() if order is None else part.index_select(1, order)
@@ -89,12 +87,8 @@ def prepare(name: str, request: Request) -> Prepared:
         request.budget.give_when_gone(weight.packed, weight.packed.nbytes)
     offset = None if weight.offset is None else weight.offset.dtype
     source = kernel.source(offset, vector_x=weight.k % 8 == 0)
-    try:
+    with loading(weight.device):
         runner.load(source, weight.device)
-    except (InputError, ImportError, OSError) as error:
-        if weight.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise  # not a reason to capture a slower kernel for good
-        raise Unavailable(_first_line(error)) from error
     return Prepared(kernel, weight, request.temp_bytes)
 
 
@@ -105,7 +99,7 @@ def available(name: str, request: Request) -> str:
     kernel = NAMES[name].get(request.format)
     if kernel is None:
         return f"{' and '.join(NAMES[name])} weights only"
-    why = kernel.why_not(request.weight, request.m)
+    why = kernel.why_not(request.weight)
     if why or request.device == "cpu":
         return why
     if request.capability is None or request.capability < LEAST_CAPABILITY:
@@ -113,10 +107,6 @@ def available(name: str, request: Request) -> str:
     from labkit.kernels import gpu
 
     return gpu.why_not()
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _register() -> None:
@@ -130,10 +120,12 @@ def _register() -> None:
 
 
 def _by_name(name: str, x: Tensor, weight: QuantWeight) -> Tensor:
-    kernel = NAMES[name].get(weight.format)
+    kernel = NAMES[name].get(getattr(weight, "format", ""))
     if kernel is None:
-        raise InputError("weight", weight.format, " or ".join(NAMES[name]))
-    flat: Any = x.reshape(-1, weight.k)
+        refuse("weight", getattr(weight, "format", describe(weight)), " or ".join(NAMES[name]))
+    ok = isinstance(x, Tensor) and x.dtype == torch.float16 and x.ndim >= 1 and x.shape[-1] == weight.k
+    require(ok, "x", describe(x), f"float16 [..., {weight.k}]")
+    flat = x.reshape(-1, weight.k)
     return run(flat, Prepared(kernel, weight, 16 << 20)).view(*x.shape[:-1], weight.n)
 
 
