@@ -1,26 +1,31 @@
-"""Pictures of chapter 06: two lines of time, a strip of machine instructions, burdens around a line at 1."""
+"""Pictures of chapter 06: lines of time, sectors, a strip of machine instructions, time over instructions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from matplotlib.axes import Axes
 
 from labkit import plots
-from labkit.bench.batch_tile import Evidence
-from labkit.bench.batch_times import Times, line
+from labkit.bench import batch_tile
+from labkit.bench.batch_times import Times, issue_us, line
+from labkit.device import get_device
 from labkit.kernels.loops import Loop
 
 _BUFFERS = {"packed": plots.RED, "scales": plots.ORANGE, "x": plots.BLUE, "out": plots.GREY}
-_COLORS = {"grid.y": (plots.BLUE, "o"), "tile": (plots.RED, "s"), "together": (plots.GREEN, "^")}
+_COLORS = {
+    "grid.y": (plots.BLUE, "o"),
+    "tile": (plots.RED, "s"),
+    "together": (plots.GREEN, "^"),
+    "rolled": (plots.ORANGE, "D"),
+}
 
 
 def draw_times(ax: Axes, times: Sequence[Times]) -> None:
-    """One card: points of each variant that was timed throughout, and its line fixed + each · M."""
-    for variant, (color, mark) in _COLORS.items():
-        if any(variant not in one.us for one in times):
-            continue
+    """One card: points of both kernels, and the line fixed + each · M of each."""
+    for variant in ("grid.y", "tile"):
+        color, mark = _COLORS[variant]
         fixed, each = line(times, variant)
         last = times[-1].m
         ax.plot([0, last], [fixed, fixed + each * last], ":", color=color)
@@ -55,7 +60,7 @@ def draw_sectors(ax: Axes, traces: Mapping[int, Mapping[str, Any]], columns: int
 
 
 def draw_loop(ax: Axes, loop: Loop, name: str) -> None:
-    """The instructions of one trip in order: blue a load, red the first that waits for loads."""
+    """The instructions of one trip in order: blue a load, red one that waits for loads."""
     ax.barh(0.5, len(loop.marks), height=1, color=plots.PALE)
     for kind, color in (("load", plots.BLUE), ("wait", plots.RED)):
         ax.vlines([at + 0.5 for at, mark in enumerate(loop.marks) if mark == kind], 0, 1, color=color)
@@ -65,24 +70,32 @@ def draw_loop(ax: Axes, loop: Loop, name: str) -> None:
     ax.grid(False)
 
 
-def draw_evidence(ax: Axes, found: Mapping[str, Sequence[Evidence]], slowdown: float) -> None:
-    """Burdens of the tile over those of grid.y.
+def draw_pace(ax: Axes, times: Sequence[Times]) -> None:
+    """One card: time of a call over the instructions that a step carries out, a point for each kernel and M.
+
+    The dotted line is the least time: as if nothing but starting those instructions took any.
 
     Args:
-        found: name of a card → its evidence; two cards at most.
-        slowdown: what is to be explained, a dashed line.
+        times: of one card of ``data/devices.json``; its machine code is compiled for the counts.
     """
-    causes = [one.cause for one in next(iter(found.values()))]
-    for (name, evidence), shift, color in zip(
-        found.items(), (-0.2, 0.2), (plots.BLUE, plots.ORANGE), strict=False
-    ):
-        at = [i + shift for i in range(len(evidence))]
-        ax.barh(at, [one.ratio - 1 for one in evidence], left=1, height=0.36, color=color, label=name)
-    ax.axvline(1, color=plots.INK)
-    ax.axvline(slowdown, color=plots.RED, linestyle="--", label="to explain (article, quoted)")
-    ax.set_yticks(range(len(causes)), causes)
-    ax.invert_yaxis()
-    ax.grid(False, axis="y")
-    ax.set_xlim(left=0)
-    ax.set_xlabel("burden of the tile / burden of grid.y (at 1 or left of it: refuted)")
-    ax.legend(loc="lower left", bbox_to_anchor=(-0.12, 1.0), ncols=3, columnspacing=1.2)
+    major, minor = get_device(times[0].key).capability
+    for variant, (color, mark) in _COLORS.items():
+        timed = [one for one in times if variant in one.us]
+        if not timed:
+            continue
+        code = batch_tile.code(variant, f"sm_{major}{minor}")
+        places = [(code.instructions(one.m), one.us[variant]) for one in timed]
+        ax.plot(*zip(*places, strict=True), mark, color=color, label=variant)
+        for x in dict.fromkeys(x for x, _ in places):
+            here = [(one.m, us) for one, (at, us) in zip(timed, places, strict=True) if at == x]
+            words = "M = " + ", ".join(str(m) for m, _ in here)
+            middle = (x, sum(us for _, us in here) / len(here))
+            below = variant == "grid.y"
+            shift, across, up = ((0, -9), "center", "top") if below else ((-7, 0), "right", "center")
+            where = {"xytext": shift, "textcoords": "offset points", "ha": across, "va": up}
+            ax.annotate(words, middle, fontsize=7.5, **cast(Any, where))
+    most = 1.1 * ax.get_xlim()[1]
+    ax.plot([0, most], [0, issue_us(most, times[0].key)], ":", color=plots.GREY, label="the least (computed)")
+    ax.set(xlabel="warp instructions of a step (counted)", ylabel="µs a call", xlim=(0, None), ylim=(0, None))
+    ax.set_title(f"{times[0].device} ({times[0].origin})", fontsize=10)
+    ax.legend(loc="upper left")

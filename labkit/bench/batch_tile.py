@@ -153,6 +153,31 @@ def code(variant: str, arch: str = "sm_86", min_blocks: int = 0) -> Code:
     )
 
 
+def kernel_table(us: Mapping[str, float], card: str, m: int = ROWS) -> tables.Table:
+    """Machine code and time of variants, slowest first: what changed from one to the next, and what it did.
+
+    Args:
+        us: variant → µs that were measured for m rows; other names are passed over.
+        card: key of the device that was timed; the machine code is compiled for it.
+    """
+    facts = get_device(card)
+    rows = []
+    for variant in sorted(us.keys() & set(VARIANTS), key=lambda name: us[name], reverse=True):
+        found = code(variant, f"sm_{facts.capability[0]}{facts.capability[1]}")
+        row = {
+            "kernel": variant,
+            "registers": found.usage.registers,
+            "warps": working_warps(variant, m, card),
+        }
+        row |= {"waits": found.waits(m), "instructions": found.instructions(m), "us": us[variant]}
+        rows.append(row | {"origin": "measured"})
+    headers = {"kernel": "kernel", "registers": "registers", "warps": "warps at work", "waits": "waits"}
+    headers |= {"instructions": "instructions", "us": "µs", "origin": "origin of µs"}
+    formats = {"warps": ".0f", "waits": ".0f", "instructions": ".0f", "us": ".1f"}
+    caption = f"{facts.name}, {m} rows: machine code of a step (counted) and time of a call"
+    return tables.table(rows, headers, formats=formats, caption=caption)
+
+
 def code_table(variants: Sequence[str], arch: str = "sm_86") -> tables.Table:
     """Instructions of a step of several variants; shows itself in a notebook."""
     kinds = {
@@ -220,7 +245,7 @@ def judge(ratio: float, slowdown: float) -> str:
     Returns:
         "refuted": the tile has no more of it, so it cannot make it slower. "too small": it has more, but
         even if all time were spent on it, that would not give this slow-down. "possible": enough of it;
-        whether it is the cause, only a time can tell.
+        whether it is the cause, only a time can tell. One unit is taken to cost both kernels the same.
     """
     require(slowdown > 1, "slowdown", slowdown, "more than 1: something to explain")
     if ratio <= 1.0:

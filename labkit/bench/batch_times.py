@@ -121,16 +121,19 @@ def line(times: Sequence[Times], variant: str) -> tuple[float, float]:
     return fixed_and_each(first.m, first.us[variant], last.m, last.us[variant])
 
 
-def issue_us(variant: str, card: str | Device) -> float:
-    """µs that a card needs only to start the instructions of one row: the article's shape, nominal clock.
+def issue_us(instructions: float, card: str | Device) -> float:
+    """µs that a card needs only to start the instructions of the article's shape, at its nominal clock.
 
     An SM has four schedulers (compute capability 8.0 and later), and each starts at most one warp
     instruction a clock.
+
+    Args:
+        instructions: of a step (:meth:`labkit.bench.batch_tile.Code.instructions`).
+        card: key of a device, or the device.
     """
     facts = get_device(card) if isinstance(card, str) else card
     n, k = batch_tile_shape()
-    each = batch_tile.code(variant, f"sm_{facts.capability[0]}{facts.capability[1]}").each
-    return n * k / batch_tile.STEP * each / (4 * facts.sms * facts.clock_ghz * 1e3)
+    return n * k / batch_tile.STEP * instructions / (4 * facts.sms * facts.clock_ghz * 1e3)
 
 
 def measure(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from labkit.bench import batch_tile
@@ -18,6 +19,7 @@ from labkit.kernels.source import KernelSource
 
 ARGS = ("x", "packed", "scales", "out", "M", "N", "K", "group_shift")
 _ARCH = "sm_86"
+_ONE_READ = 16 * 2 * 3  # 16 columns, two steps each, three byte loads
 
 
 @exercise("06.1", title="Two costs")
@@ -49,10 +51,13 @@ def _close_pair(got: Any, wanted: tuple[float, float]) -> bool:
 @exercise("06.2", title="Read the weight once", par=96, limit=120, unit="requests", text_stub="40a8fd78")
 def read_once(answer: str) -> Verdict:
     """Five rows share one read of a W3 weight; the score is the warp instructions that read it."""
-    case = product_case("w3", n=16, k=512, m=5, group_size=128)
-    outcome = cuda.run(answer, "gemv_rows", (2,), (256,), case.args(*ARGS))
-    case.judge(outcome)
-    return cuda.score_requests(outcome, "packed", "five rows from one read of the weight")
+    for m in (8, 1, 5):
+        case = product_case("w3", n=16, k=512, m=m, group_size=128)
+        outcome = cuda.run(answer, "gemv_rows", (2,), (256,), case.args(*ARGS))
+        case.judge(outcome)
+    verdict = cuda.score_requests(outcome, "packed", "five rows from one read of the weight")
+    hint = "does load_triple still stand inside the loop over the rows?"
+    return replace(verdict, hint=hint) if (verdict.score or 0) > _ONE_READ else verdict
 
 
 @exercise("06.3", title="Resident warps by hand")
@@ -60,7 +65,7 @@ def resident_warps(answer: Callable[[int, int], int]) -> Verdict:
     """Warps an SM of the RTX 3050 Laptop holds, from registers a thread and threads a block."""
     forbid_calls(answer, ("occupancy", "resident", "usage", "working_warps"))
     cases = [(32, 256), (40, 256), (41, 256), (64, 256), (65, 256), (37, 256), (255, 32), (16, 32)]
-    cases += [(128, 128), (90, 384), (33, 1024), (72, 96), (80, 288)]
+    cases += [(128, 128), (90, 224), (90, 384), (33, 1024), (72, 96), (80, 288)]
     for registers, threads in cases:
         wanted, got = occupancy(registers, 0, threads), answer(registers, threads)
         if got != wanted.warps:
@@ -71,7 +76,7 @@ def resident_warps(answer: Callable[[int, int], int]) -> Verdict:
     return passed(f"right for {len(cases)} kernels: 40 registers leave all 48 warps, 41 cost a block")
 
 
-@exercise("06.4", title="Loads that go out together", par=2, limit=4, unit="waits", text_stub="87ba8655")
+@exercise("06.4", title="Loads that go out together", par=1, limit=3, unit="waits", text_stub="87ba8655")
 def rows_together(answer: str) -> Verdict:
     """The batch-tile without the guard; the score is how often a warp waits in a step (sm_86 code)."""
     for m in (8, 5, 1):

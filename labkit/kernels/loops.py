@@ -1,7 +1,7 @@
 """The main loop of a kernel's machine code: instructions of a trip, loads, and waits for them.
 
 A count of :mod:`labkit.kernels.sass` says how much code there is. What costs time is the loop that
-runs, and how often a warp has to stop in it until a load has arrived. Both are read here from the
+runs, and how often a warp has to stop in it for what was loaded just before. Both are read here from the
 same listing, in the order in which the instructions stand; a branch forward counts as not taken.
 """
 
@@ -21,6 +21,10 @@ _PLACE = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/")
 _JUMP = re.compile(r"\bBRA(?:\.\w+)*\s+(?:!?U?P\w+,\s*)?`\((\.L_\w+)\)")
 _REGISTER = re.compile(r"\bR(\d+)((?:\.\w+)*)")
 _LOADS = ("LDG", "LD", "LDL")
+
+NEAR = 32
+"""Instructions after a load from which its use is no wait: a warp starts at most one a clock, and a value
+that lies in L1 comes in about 30 clocks."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +62,13 @@ class Loop:
         return found
 
     def waits(self, inner_trips: int = 1) -> int:
-        """How often a trip needs a value that was loaded since the wait before.
+        """How often a trip stops for a value that was loaded fewer than :data:`NEAR` instructions before.
 
-        Loads that were sent out together are waited for once, since they arrive at about the same time.
+        What is on its way then is taken to come together, so loads that go out together are one wait. A trip
+        that loads waits once in any case. The compiler decides how far behind its load a use stands, so this
+        count belongs to one text, one compiler and one architecture.
         """
-        own = self.marks.count("wait") + bool(self._walk()[2])
-        return own + (inner_trips * self.inner.waits() if self.inner else 0)
+        return self.marks.count("wait") + (inner_trips * self.inner.waits() if self.inner else 0)
 
     @property
     def together(self) -> int:
@@ -72,27 +77,34 @@ class Loop:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """For each instruction "load", "wait" (the first that needs what was loaded) or "other"."""
+        """For each instruction "load", "wait" (it stops for what was loaded) or "other"."""
         return self._walk()[0]
 
-    def _walk(self) -> tuple[tuple[str, ...], int, bool]:
-        """(marks, most loads on their way, whether the last loads are needed only in the next trip)."""
-        marks = []
-        most = loads = 0
-        pending: set[int] = set()
-        for each in self.instructions:
+    def _walk(self) -> tuple[tuple[str, ...], int]:
+        """(marks, most loads on their way) of a trip that follows another one."""
+        most = first = 0
+        waits: set[int] = set()
+        sent: dict[int, int] = {}  # register -> where its load stands
+        length = len(self.instructions)
+        for at in range(2 * length):  # the second trip may need what the first one loaded
+            each = self.instructions[at % length]
             written, read = registers(each)
-            waits = bool(pending & read)
-            if waits:
-                loads = 0
-                pending.clear()
-            loading = each.base in _LOADS
-            if loading:
-                pending |= written
-                loads += 1
-                most = max(most, loads)
-            marks.append("wait" if waits else "load" if loading else "other")
-        return tuple(marks), most, bool(pending)
+            used = [sent[number] for number in read & sent.keys()]
+            if used:
+                newest = max(used)
+                near = at - newest < NEAR
+                sent = {number: start for number, start in sent.items() if start > newest and not near}
+                if at >= length:
+                    first = first or at
+                    waits |= {at} if near else set()
+            sent = {number: start for number, start in sent.items() if number not in written}
+            if each.base in _LOADS:
+                sent |= dict.fromkeys(written, at)
+                most = max(most, len(set(sent.values())))
+        waits = waits or {first} - {0}
+        kinds = ("load" if each.base in _LOADS else "other" for each in self.instructions)
+        marks = ("wait" if at in waits else kind for at, kind in enumerate(kinds, start=length))
+        return tuple(marks), most
 
 
 def registers(instruction: Instruction) -> tuple[set[int], set[int]]:

@@ -70,11 +70,18 @@ def test_the_library_s_own_answer_is_refused() -> None:
             lambda registers, threads: min(48, 65536 // (registers * threads) * threads // 32),
         ),
         ("resident_warps", lambda registers, threads: 48),
+        ("resident_warps", lambda registers, threads: one_file(registers, threads)),
     ],
 )
 def test_near_misses(name: str, answer: Any) -> None:
     verdict = check.find(name)(answer)
     assert verdict.state == "not yet" and verdict.hint
+
+
+def one_file(registers: int, threads: int) -> int:
+    """Right but for the four parts of an SM."""
+    warps = -(-threads // 32)
+    return warps * min(65536 // (-(-registers * 32 // 256) * 256) // warps, 48 // warps, 16)
 
 
 TRIPLE = "const uint32_t triple = load_triple(packed + (n * K + k) / 8 * 3);"
@@ -93,13 +100,19 @@ def test_read_once_scores_the_requests_for_the_weight() -> None:
     verdict = exercise.function(reference.read_once)
     assert (verdict.state, verdict.score) == ("passed", exercise.par)
     slow = exercise(rows_outside(reference.read_once))
-    assert slow.state == "not yet" and slow.score == 480 and slow.hint
+    assert slow.state == "not yet" and slow.score == 480 and "load_triple" in slow.hint
 
 
 def test_read_once_must_be_right() -> None:
     wrong = reference.read_once.replace("code_w3(triple, i)", "code_w3(triple, 0)")
     verdict = check.find("read_once")(wrong)
     assert verdict.state == "not yet" and "out[" in verdict.expected
+
+
+def test_read_once_must_be_right_for_every_number_of_rows() -> None:
+    five = reference.read_once.replace("m < M; ++m", "m < 5; ++m")
+    assert five != reference.read_once
+    assert check.find("read_once")(five).state == "not yet"
 
 
 LOAD = "load_x8(activations, x + min(m, M - 1) * K, k, K);  // no guard, so nothing keeps it back"
@@ -115,8 +128,12 @@ def test_rows_together_scores_the_waits() -> None:
         "float activations[8];", "if (m >= M) { continue; } float activations[8];"
     )
     slow = exercise(guarded)
-    assert slow.state == "not yet" and slow.score is not None and slow.score > 4
+    assert slow.state == "not yet" and slow.score is not None and slow.score > exercise.limit
     assert "on their way together" in slow.hint
+    split = good.replace(LOAD, "if (m < M) { " + BARE + " }").replace(
+        "activations[8];", "activations[8] = {};"
+    )
+    assert split != good and exercise(split).state == "passed"  # only the load has a guard
 
 
 @pytest.mark.usefixtures("compiler")

@@ -47,6 +47,28 @@ def test_what_the_last_instruction_loads_is_waited_for_in_the_next_trip() -> Non
     assert loop("FADD R3, R1, R3", "LDG.E R1, [R8.64]").waits() == 1
 
 
+def test_a_use_far_behind_its_load_is_no_wait_but_one_is_left() -> None:
+    far = ("IADD3 R9, R9, 0x1, RZ",) * loops.NEAR
+    late = loop("LDG.E R1, [R8.64]", *far, "FADD R3, R1, R3")
+    assert late.waits() == 1 and late.marks[-1] == "wait"  # the only one: a trip that loads waits once
+    both = loop(
+        "LDG.E R1, [R8.64]",
+        "LDG.E R2, [R10.64]",
+        *far,
+        "FADD R3, R1, R3",
+        "LDG.E R4, [R12.64]",
+        "FADD R3, R4, R2",
+    )
+    assert [at for at, mark in enumerate(both.marks) if mark == "wait"] == [loops.NEAR + 4]
+    near = loop("LDG.E R1, [R8.64]", *far[2:], "FADD R3, R1, R3", "LDG.E R4, [R12.64]", "FADD R3, R4, R3")
+    assert near.waits() == 2
+    assert loop("FADD R3, R1, R3").waits() == 0
+
+
+def test_a_register_that_is_written_again_is_not_waited_for() -> None:
+    assert loop("LDG.E R1, [R8.64]", "MOV R1, RZ", "FADD R3, R1, R3").waits() == 0
+
+
 def test_an_address_that_was_loaded_is_a_wait() -> None:
     assert loop("LDG.E.64 R8, [R2.64]", "LDG.E R1, [R8.64]", "FADD R3, R1, R3").waits() == 2
 
