@@ -28,11 +28,20 @@ def chosen(
 
 
 @pytest.mark.parametrize("format", ["w4", "w3"])
-@pytest.mark.parametrize("capability", [(8, 0), (8, 6), LADA, (9, 0), (12, 0)])
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), LADA])
 def test_thresholds_of_the_cuda_kernels(format, capability):
     table = DispatchTable.load()
     names = [chosen(table, m, format, capability=capability) for m in (1, 2, 8, 9, 100_000)]
     assert names == ["gemv_single_row", "gemv_small_batch", "gemv_small_batch", "gemm_tiled", "gemm_tiled"]
+
+
+@pytest.mark.parametrize("capability", [(9, 0), (12, 0)])
+@pytest.mark.parametrize(("format", "single", "small"), [("w4", 16, 64), ("w3", 1, 48)])
+def test_measured_thresholds_of_newer_cards(format, single, small, capability):
+    table = DispatchTable.load()
+    edges = (1, single, single + 1, small, small + 1, 100_000)
+    names = [chosen(table, m, format, capability=capability) for m in edges]
+    assert names == ["gemv_single_row"] * 2 + ["gemv_small_batch"] * 2 + ["gemm_tiled"] * 2
 
 
 @pytest.mark.parametrize(
