@@ -28,6 +28,9 @@ DEPTHS = (224, 200, 31, 32)
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
+LEVELS = ("slice", "run", "whole")
+"""What a block takes: one slice, the slices of one run, everything. The bits are the same."""
+
 GUARD = 256  # bytes before and after a tensor; keeps 16-byte alignment
 _PATTERN = 0x7E  # as a half or a bfloat16 it is huge or NaN: it may not get into a result
 
@@ -116,28 +119,30 @@ def _checked(out: Tensor, *inputs: Tensor) -> Tensor:
 
 
 @contextmanager
-def forced_grid(split: bool) -> Iterator[None]:
-    """Launches with one block a slice, or with every slice in one block, whatever the rule says."""
+def forced_grid(level: str, runs: int | None = None) -> Iterator[None]:
+    """Launches whose blocks take one of :data:`LEVELS`, whatever the rule says; ``runs`` in place of its."""
 
     def planned(m: int, n: int, k: int, **options: Any) -> rule.Plan:
         found = rule.plan(m, n, k, **options)
         x, y, _ = found.grid
-        return replace(
-            found,
-            split=split and found.nsplit > 1,
-            grid=(x, y, found.nsplit if split else 1),
-            part_bytes=found.nsplit * m * n * 4 if split else 0,
-        )
+        parts = found.runs if runs is None else runs
+        z = {"slice": found.nsplit, "run": parts, "whole": 1}[level]
+        return rule.Plan(found.nsplit, parts, (x, y, z), z * m * n * 4 if z > 1 else 0)
 
     with mock.patch.object(zlaunch, "plan", planned):
         yield
+
+
+def run_counts(nsplit: int) -> list[int]:
+    """Runs to try: none, one, two of unequal length, as many as slices."""
+    return sorted({1, min(2, nsplit), max(1, nsplit - 1), nsplit})
 
 
 # --- checks that both runners make ----------------------------------------------------------------------
 
 
 def check_float_bits(dtype: torch.dtype, k: int, device: str = "cpu") -> None:
-    """Every M, N and nsplit: bits of the reference, whoever shares the batch; repeats; both grids."""
+    """Every M, N and nsplit: bits of the reference, whoever shares the batch; repeats; runs; every grid."""
     n, m = COLUMNS[-1], ROWS[-1]
     whole = weight_of(n, k, device=device)
     x = x_of(m, k, dtype, device)
@@ -146,10 +151,13 @@ def check_float_bits(dtype: torch.dtype, k: int, device: str = "cpu") -> None:
         expected = reference.float_reference(x, whole, nsplit)
         assert torch.equal(gemm(x, whole, nsplit=nsplit), expected), f"nsplit = {nsplit}"
         assert torch.equal(gemm(x, whole, nsplit=nsplit), expected), "another result on a repeat"
-        for split in (True, False):
-            with forced_grid(split):
-                assert torch.equal(gemm(x[:7], whole, nsplit=nsplit), expected[:7]), f"split: {split}"
-                assert torch.equal(gemm(x[:1], whole, nsplit=nsplit), expected[:1]), f"split: {split}"
+        for runs in run_counts(nsplit):
+            expected = reference.float_reference(x[:7], whole, nsplit, runs)
+            for level in LEVELS:
+                with forced_grid(level, runs):
+                    seven, one = (gemm(x[:m], whole, nsplit=nsplit) for m in (7, 1))
+                where = f"{nsplit} slices in {runs} runs, a block takes: {level}"
+                assert torch.equal(seven, expected) and torch.equal(one, expected[:1]), where
     nsplit = min(3, groups)
     expected = reference.float_reference(x, whole, nsplit)
     for columns in COLUMNS:
@@ -171,11 +179,14 @@ def check_int8_bits(dtype: torch.dtype, k: int, device: str = "cpu") -> None:
     for nsplit in range(1, groups + 1):
         expected = reference.int8_reference(codes, scales, whole, nsplit, dtype)
         assert torch.equal(gemm_int8(codes, scales, whole, dtype, nsplit=nsplit), expected)
-        for split in (True, False):
-            with forced_grid(split):
-                few = gemm_int8(codes[:5], scales[:5], whole, dtype, nsplit=nsplit)
-                one = gemm_int8(codes[:1], scales[:1], whole, dtype, nsplit=nsplit)
-            assert torch.equal(few, expected[:5]) and torch.equal(one, expected[:1]), f"split: {split}"
+        for runs in run_counts(nsplit):
+            expected = reference.int8_reference(codes[:5], scales[:5], whole, nsplit, dtype, runs)
+            for level in LEVELS:
+                with forced_grid(level, runs):
+                    few = gemm_int8(codes[:5], scales[:5], whole, dtype, nsplit=nsplit)
+                    one = gemm_int8(codes[:1], scales[:1], whole, dtype, nsplit=nsplit)
+                where = f"{nsplit} slices in {runs} runs, a block takes: {level}"
+                assert torch.equal(few, expected) and torch.equal(one, expected[:1]), where
     nsplit = min(3, groups)
     expected = reference.int8_reference(codes, scales, whole, nsplit, dtype)
     for columns in COLUMNS:
@@ -183,6 +194,41 @@ def check_int8_bits(dtype: torch.dtype, k: int, device: str = "cpu") -> None:
         for rows in ROWS:
             y = gemm_int8(codes[:rows], scales[:rows], weight, dtype, nsplit=nsplit)
             assert torch.equal(y, expected[:rows, :columns]), f"M = {rows}, N = {columns}"
+
+
+def check_plan_switches(dtype: torch.dtype, device: str = "cpu") -> None:
+    """Ragged sizes, the rule's own plans on both sides of every switch of z: one reference, the same bits."""
+    n, k = 601, 1000  # 32 groups, the last one padded
+    weight = weight_of(n, k, device=device)
+    # A target of 24 blocks: 24 slices in 16 runs; z = 24 at M = 1, 16 up to M = 28, then 1 with 24 blocks.
+    with mock.patch.object(rule, "TARGET_BLOCKS", 24):
+        x = x_of(33, k, dtype, device)
+        slices, runs = rule.invariant_nsplit(n, k), rule.invariant_runs(n, k)
+        expected = reference.float_reference(x, weight, slices, runs)
+        codes, scales = quantized(x)
+        expected_int8 = reference.int8_reference(codes, scales, weight, slices, dtype, runs)
+        seen = []
+        for m in (1, 2, 5, 28, 29, 33):
+            seen.append(rule.plan(m, n, k).planes)
+            assert torch.equal(gemm(x[:m], weight), expected[:m]), f"M = {m}, z = {seen[-1]}"
+            y = gemm_int8(codes[:m], scales[:m], weight, dtype)
+            assert torch.equal(y, expected_int8[:m]), f"int8, M = {m}, z = {seen[-1]}"
+        assert (slices, runs, seen) == (24, 16, [24, 16, 16, 16, 1, 1])
+    if dtype == torch.float32:
+        assert not torch.equal(reference.float_reference(x[:1], weight, slices), expected[:1]), "a blunt case"
+
+
+def check_many_outputs(device: str = "cpu") -> None:
+    """On both sides of the switch of the reduce's block, and with more runs than threads an output."""
+    k = 992  # 31 groups in 31 slices
+    for m, n in ((4, 8192), (4, 8200)):
+        weight, x = weight_of(n, k, device=device), x_of(m, k, torch.float32, device)
+        launches = list(gemm_launches(x, weight, torch.empty(m, n, device=device), nsplit=31))
+        few = m * n <= rule.REDUCE_FEW_OUTPUTS
+        assert launches[1].block == ((16, 16) if few else (256, 1))
+        picked = torch.tensor([0, 1, 4095, n - 2, n - 1], device=device)
+        expected = reference.float_reference(x, weight.select_rows(picked), 31)
+        assert torch.equal(gemm(x, weight, nsplit=31)[:, picked], expected)
 
 
 def check_integers(device: str = "cpu", defines: tuple[tuple[str, int], ...] = ()) -> None:

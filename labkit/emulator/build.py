@@ -23,7 +23,7 @@ from typing import Any
 
 from labkit.emulator import lines, toolchain
 from labkit.emulator.diagnostics import compile_error, link_error
-from labkit.emulator.source import rewrite
+from labkit.emulator.rewrite import rewrite
 from labkit.emulator.toolchain import Compiler
 from labkit.errors import InputError
 from labkit.paths import cache_dir
@@ -115,6 +115,7 @@ def build(request: Request) -> Built:
             command = [*compiler.command, *flags, "-c", source.name, "-o", "kernel.o"]
             code, output = compiler.run(command, folder, seconds=COMPILE_SECONDS)
             if code:
+                _refuse_full_disk(output)
                 raise compile_error(request.text, request.filename, code, output, COMPILE_SECONDS)
             # The runtime first: its own start-up must precede the registration of the kernel's variables.
             return _link(compiler, folder, [str(runtime.library), "kernel.o"], request)
@@ -149,6 +150,7 @@ def _runtime(compiler: Compiler, *, trace: bool) -> Built:
         command += ["-c", str(HERE / "runtime" / "emulator.cpp"), "-o", "runtime.o"]
         code, output = compiler.run(command, folder, seconds=RUNTIME_SECONDS)
         if code:
+            _refuse_full_disk(output)
             raise InputError(
                 "C++ compiler",
                 f"an error from {compiler.version}: {output.strip()[-2000:] or 'no answer in time'}",
@@ -165,6 +167,7 @@ def _link(compiler: Compiler, folder: Path, objects: Sequence[str], request: Req
     command = compiler.link_command(objects, output.name)
     code, text = compiler.run(command, folder, seconds=LINK_SECONDS)
     if code:
+        _refuse_full_disk(text)
         raise link_error(request.text, request.filename, text)
     return output
 
@@ -215,9 +218,12 @@ def _cached(key: str, make: Callable[[Path], Path], read: Callable[[Path], dict[
     built = _load(final)
     if built is not None:
         return built
-    root.mkdir(parents=True, exist_ok=True)
-    # Short, and on the same file system, so that it can be renamed.
-    work = Path(tempfile.mkdtemp(dir=root, prefix=".new-"))
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        # Short, and on the same file system, so that it can be renamed.
+        work = Path(tempfile.mkdtemp(dir=root, prefix=".new-"))
+    except OSError as error:
+        raise _bad_cache(root, f"which cannot be written ({error.strerror})") from None
     try:
         path = make(work)
         meta = {"file": path.name, "sha256": _digest(path), "info": read(path)}
@@ -226,18 +232,26 @@ def _cached(key: str, make: Callable[[Path], Path], read: Callable[[Path], dict[
             if leftover.name not in (path.name, "meta.json", "labkit_kernel.cpp"):
                 leftover.unlink()
         _move(work, final)
+    except OSError as error:
+        raise _bad_cache(root, f"where a file cannot be written ({error.strerror})") from None
     finally:
         shutil.rmtree(work, ignore_errors=True)
     _prune(root)
     built = _load(final)
     if built is None:
-        raise InputError(
-            "cache folder",
-            f"{root}, where a file that was just written cannot be read",
-            "a folder that keeps files",
-            "set LABKIT_CACHE to a folder on a local disk",
-        )
+        raise _bad_cache(root, "where a file that was just written cannot be read")
     return built
+
+
+def _bad_cache(root: Path, what: str) -> InputError:
+    fix = "set LABKIT_CACHE to a folder on a local disk"
+    return InputError("cache folder", f"{root}, {what}", "a folder that keeps files", fix)
+
+
+def _refuse_full_disk(output: str) -> None:
+    """A compiler that finds the disk full says so in words of its own."""
+    if "No space left on device" in output:
+        raise _bad_cache(cache_dir() / "emulator", "or the compiler's temporary folder: no space is left")
 
 
 def _move(work: Path, final: Path) -> None:

@@ -5,19 +5,48 @@ from __future__ import annotations
 import re
 
 from labkit.emulator.faults import CompileError, Diagnostic
-from labkit.emulator.source import rewrite
+from labkit.emulator.rewrite import rewrite
 from labkit.emulator.tokens import tokenize
 
 _SHOWN = 3
 _LINE = re.compile(r"^(?P<file>(?:[A-Za-z]:)?[^:\n]+):(?P<line>\d+):(?:(?P<column>\d+):)?\s*(?P<rest>.*)$")
 _SEVERITY = re.compile(
-    r"^(?P<kind>fatal error|error|note|warning|\s*required from|\s*required by)\b:?\s*(?P<text>.*)$"
+    r"^(?P<kind>fatal error|[Ee]rror|note|warning|\s*required from|\s*required by)\b:?\s*(?P<text>.*)$"
 )
-_HEADERS = {
-    "mma.h": "wmma fragments are not emulated; use mma_m16n8k16 of ptx.cuh",
-    "cooperative_groups.h": "cooperative groups are not emulated; use __syncthreads() and __syncwarp()",
-    "cub/cub.cuh": "CUB is not emulated; write the reduction with shared memory or warp shuffles",
+# What the compiler says (of gcc or clang) → what to do, for the mistakes that its words do not explain.
+_ADVICE = (
+    (r"\bmma\.h", "wmma fragments are not emulated; use mma_m16n8k16 of ptx.cuh"),
+    (
+        r"cooperative_groups(\.h|/)",
+        "cooperative groups are not emulated; use __syncthreads() and __syncwarp()",
+    ),
+    (r"\bcub/", "CUB is not emulated; write the reduction with shared memory or warp shuffles"),
+    (r"\bcurand\w*\.h", "cuRAND is not emulated; pass random numbers as an argument"),
+    (r"\.(cuh|h|hpp)'? ?(: No such file|file not found)", "pass the header's folder in include_dirs"),
+    (r"rvalue as lvalue|not assignable", "threadIdx, blockIdx, blockDim and gridDim cannot be changed"),
+    (r"'__(shfl|any|all|ballot)\w*' was not|identifier '__(shfl|any|all|ballot)", "warp operations end in "
+     "_sync and take a mask first: __shfl_down_sync(0xffffffff, value, 1)"),
+    (r"'__syncthread'", "the barrier is __syncthreads()"),
+    (r"storage size of|variable length array", "a __shared__ array has a constant size; write "
+     "extern __shared__ float name[]; and give its bytes at the launch (shared_bytes)"),
+    (r"(from|of type) '\w+' .*'(u?char|u?short|u?int|u?long|u?longlong|float|double)[24]'", "give every "
+     "vector its own braces: float4 v[2] = {{1, 2, 3, 4}, {5, 6, 7, 8}}; {} makes zeros"),
+    (r"ambiguous.*half", "convert first: __half2float(h), or __float2half(f)"),
+    (r"union member .* non-trivial|copy constructor of '\w+' is implicitly deleted", "copy a member of the "
+     "union, not the union: the traced build sees vectors as wholes"),
+)  # fmt: skip
+# Punctuation of Chinese input methods and word processors that looks like C++.
+_FULL_WIDTH = dict(zip("；，（）｛｝［］：“”‘’＝＋－＊／＜＞！", ";,(){}[]:\"\"''=+-*/<>!", strict=True))
+_BUILT_IN = {
+    "thread_index": "threadIdx",
+    "block_index": "blockIdx",
+    "block_size": "blockDim",
+    "grid_size": "gridDim",
 }
+_PTX = (
+    "inline PTX runs on a GPU only: call a function of ptx.cuh, or put C++ for the emulator beside it, "
+    "behind #ifdef __CUEMU__"
+)
 
 
 def compile_error(text: str, filename: str, code: int, output: str, seconds: float) -> CompileError:
@@ -78,7 +107,7 @@ def _diagnostics(text: str, filename: str, output: str) -> list[Diagnostic]:
         own = match["file"].replace("\\", "/").endswith(filename)
         line, column = int(match["line"]), int(match["column"]) if match["column"] else None
         severity = _SEVERITY.match(match["rest"])
-        kind, message = (severity["kind"].strip(), severity["text"]) if severity else ("context", "")
+        kind, message = (severity["kind"].strip().lower(), severity["text"]) if severity else ("context", "")
         if own and kind not in ("error", "fatal error", "warning"):
             own_line = (line, column)
             if lost:
@@ -129,7 +158,8 @@ def _add(
 def _plain(message: str) -> str:
     message = re.sub(r"\s*\[-W[^\]]*\]|\s*\[-f[^\]]*\]", "", message)
     message = message.replace("‘", "'").replace("’", "'")
-    message = re.sub(r"cuemu::(?:tid|bid|bdim|gdim)\(\)", "the built-in variable", message)
+    for function, variable in _BUILT_IN.items():
+        message = message.replace(f"cuemu::{function}()", variable)
     message = re.sub(r"\b__half\b", "half", message)
     return re.sub(r" [({]aka '[^']*'[)}]", "", message).strip()
 
@@ -157,8 +187,21 @@ def _unclosed(text: str) -> list[Diagnostic]:
 def _fix(text: str, found: list[Diagnostic]) -> str:
     if "<<<" in text:
         return "leave out the host's code: the kernel is launched from Python"
+    if re.search(r"\basm\b", text) and any(d.line is None or "asm" in d.source for d in found):
+        return _PTX
     for diagnostic in found:
-        for header, advice in _HEADERS.items():
-            if header in diagnostic.text:
+        code = (token for token in tokenize(diagnostic.source) if token.kind in ("word", "punct", "number"))
+        if strange := next((c for token in code for c in token.text if c in _FULL_WIDTH), None):
+            return f"type {_FULL_WIDTH[strange]} instead of {strange}"
+        if re.match(r"expected '[,;]|expected .*';'", diagnostic.text) and _starts_line(diagnostic):
+            return f"is there a ';' missing at the end of the line above line {diagnostic.line}?"
+        for pattern, advice in _ADVICE:
+            if re.search(pattern, diagnostic.text):
                 return advice
     return ""
+
+
+def _starts_line(diagnostic: Diagnostic) -> bool:
+    """Whether the compiler stumbled over the first thing on a line: what is missing is on the one before."""
+    column = diagnostic.column or 0
+    return column > 0 and not diagnostic.source[: column - 1].strip()

@@ -2,6 +2,9 @@
 
 Nothing outlives this process: the worker ends when its input ends, and the shared file has no name
 (POSIX) or is deleted when the worker is closed (Windows).
+
+This guards against mistakes, not against malice: a kernel is a program with its author's rights. It may
+open files, start processes, or send a signal to this one.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -207,7 +210,7 @@ class Isolated:
         if key not in self._signatures:
             request = {"do": "signature", "paths": [str(built.library)], "info": built.info, "entry": entry}
             with self._lock, self._ended_on_interrupt():
-                answer = self._ask(request, _START_SECONDS)
+                answer = self._ask(self._ready(request["paths"]), request, _START_SECONDS)
             self._signatures[key] = answer["signature"]
         return self._signatures[key]
 
@@ -252,7 +255,7 @@ class Isolated:
             refuse("args", f"{layout.size} bytes: {error}", "buffers that fit into memory twice")
         base = arena.address_of(memory)
         arena.fill(layout, base)
-        outcome = self._ask(message, limit)
+        outcome = self._ask(worker, message, limit)
         arena.take_back(layout, base)
         if not outcome["code"] and not message["trace"] and (beside := arena.overrun(layout, base)):
             region, offset = beside
@@ -277,7 +280,7 @@ class Isolated:
 
     # ------------------------------------------------------------------------------------ the process
 
-    def _ready(self, paths: Sequence[str]) -> _Worker:
+    def _ready(self, paths: Iterable[str]) -> _Worker:
         if self._owner != os.getpid():  # after a fork: the worker is the other process's
             self._worker, self._owner = None, os.getpid()
         if self._worker is not None:
@@ -289,8 +292,9 @@ class Isolated:
         self._worker.libraries.update(paths)
         return self._worker
 
-    def _ask(self, request: dict[str, Any], limit: float | None) -> dict[str, Any]:
-        worker = self._ready(request["paths"])
+    def _ask(self, worker: _Worker, request: dict[str, Any], limit: float | None) -> dict[str, Any]:
+        """The worker's answer. Always of the worker whose shared file holds the buffers: one that has died
+        since then must not be replaced by another, which would find its own file empty."""
         start = time.monotonic()
         worker.send(request)
         try:
@@ -315,15 +319,14 @@ class Isolated:
         text = f"time limit: the launch took more than {limit:g} s and was ended"
         if answer is None:
             self._drop()
-            advice = "Does every loop end for every thread? Does one thread wait for what another never does?"
-            raise WorkerLost("time limit", f"{text}. {advice}", time.monotonic() - start)
+            raise WorkerLost("time limit", f"{text}. {messages.TIME_LIMIT}", time.monotonic() - start)
         if answer["code"] == 3:
             answer.update(code=1, error=text)
         return answer
 
     def _lost(self, worker: _Worker, seconds: float) -> WorkerLost:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            worker.process.wait(5)
+            worker.process.wait(1.0)  # a kernel may have closed the pipe and live on
         code = worker.process.poll()
         words = worker.last_words().splitlines()
         self._drop()

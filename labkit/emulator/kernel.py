@@ -15,8 +15,9 @@ from labkit.emulator.inprocess import InProcess
 from labkit.emulator.lanes import Sample
 from labkit.emulator.launcher import Launcher, WorkerLost
 from labkit.emulator.lines import LineTable, Resolver
+from labkit.emulator.rewrite import initialised_shared, keeps_state
 from labkit.emulator.run import Run
-from labkit.emulator.source import Entry, Parameter, entries
+from labkit.emulator.source import Entry, Parameter, entries, made_by_macro
 from labkit.emulator.trace import KINDS, Trace, accesses, spread
 from labkit.errors import refuse, require
 
@@ -56,6 +57,7 @@ def compile(
         InputError: there is no C++ compiler; the fix is the line that brings one.
     """
     require(isinstance(text, str), "text", type(text).__name__, "the kernel's text, a str")
+    text = text.removeprefix("\ufeff")  # some editors begin a file with a mark
     if time_limit is not None:
         require(time_limit > 0, "time_limit", time_limit, "seconds above 0, or None")
     require(first in ("fast", "trace"), "first", repr(first), '"fast" or "trace"')
@@ -89,6 +91,13 @@ def _choose(text: str, entry: str | None, filename: str, defines: Mapping[str, o
     for kernel in known:
         if not kernel.returns_void:
             raise fail(f"{kernel.name} does not return void", "a kernel returns nothing", kernel.line)
+    if (line := initialised_shared(text)) is not None:
+        fix = "let a thread write it in the kernel, then __syncthreads()"
+        raise fail("a __shared__ variable cannot have an initial value", fix, line)
+    if made_by_macro(text) and not any(entry in (None, kernel.name) for kernel in known):
+        if entry is None:
+            raise fail("the kernels are made by a macro", 'say which one: entry="name"')
+        return Entry(entry, (), 1)
     if not known:
         raise fail("no __global__ function", "write the kernel as __global__ void name(…) { … }")
     names = ", ".join(kernel.name for kernel in known)
@@ -129,6 +138,9 @@ class EmulatedKernel:
         self._builds: dict[tuple[bool, bool], Built] = {}
         self._tables: dict[Path, LineTable] = {}
         self._sources: dict[str, list[str]] = {request.filename: request.text.splitlines()}
+        # Printed lines must come in the blocks' order, and copies of the library each have their own
+        # __device__ variables: such kernels run on one core.
+        self._ordered = "printf" in request.text or keeps_state(request.text)
 
     @property
     def name(self) -> str:
@@ -245,7 +257,7 @@ class EmulatedKernel:
             "trace": None,
             "blocks": None,
             "limit": 0.0,
-            "ordered": "printf" in self.source,
+            "ordered": self._ordered,
         }
         return request, bound
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from labkit.emulator.arena import element, many
+from labkit.emulator.barriers import barrier_between, missing_barrier
 from labkit.emulator.faults import Fault, Position, quoted_line
 from labkit.emulator.lines import Resolver
 
@@ -14,6 +15,7 @@ _PC = re.compile("\x01([0-9a-f]+)\x02")
 _WHERE = re.compile(r"block \((\d+),(\d+),(\d+)\) thread \((\d+),(\d+),(\d+)\)")
 _ADDRESS = re.compile(r"illegal memory access:? (?:to|address) (0x[0-9a-f]+|0\b)(?: \(null pointer\))?")
 _UNKNOWN = re.compile(r", an unknown line$")
+_DYNAMIC = "dynamic shared memory"  # the runtime's name of it
 _FILE_LINE = re.compile(r" at ([^\s,:]+):(\d+)")
 
 # First words of the runtime's error → kind, as faults show it.
@@ -34,6 +36,11 @@ _FATAL = (
     ("stopped", "stopped"),
     ("busy", "busy"),
     ("invalid configuration", "invalid configuration"),
+    ("too much shared memory", "too much shared memory"),
+)
+TIME_LIMIT = (
+    "Does every loop end for every thread? Does one thread wait for what another never does? (Blocks run one "
+    "after another here: none can wait for a later one.)"
 )
 _HINTS = {
     "deadlock": "Every thread that has not returned must reach the same __syncthreads(), and every lane "
@@ -43,8 +50,9 @@ _HINTS = {
     "illegal memory access": "Was None passed for a pointer, or a pointer never set?",
     "stack overflow": "Put big arrays in shared or global memory; end every recursion.",
     "integer division by zero": "Guard the division, or launch with sizes that are not zero.",
-    "time limit": "Does every loop end for every thread? Does one thread wait for what another never does?",
+    "time limit": TIME_LIMIT,
     "warp mismatch": "All lanes named in the mask must call the same operation together.",
+    "too much shared memory": "Take smaller tiles, or extern __shared__ with the bytes given at the launch.",
     "misaligned": "An access of n bytes needs an address that n divides; uint4 and float4 need 16.",
     "out-of-bounds": "Guard the access with a comparison against the size.",
     "uninitialised": "Write the element before it is read, with __syncthreads() in between if another thread "
@@ -175,8 +183,23 @@ def reported(
         else:
             merged[key] = {**report, "here": here, "there": there}
     one_dimensional = block_shape[1] == block_shape[2] == 1
+    # `sum[0] += x` by all threads is three races; no barrier helps against any of them.
+    many_writers = {
+        (report["here"], report["region"])
+        for report in merged.values()
+        if report["type"].startswith("race: two writes") and report["here"] == report["there"]
+    }
     return [
-        _fault(report, sources, filename, block_shape, one_dimensional, buffers, shared)
+        _fault(
+            report,
+            sources,
+            filename,
+            block_shape,
+            one_dimensional,
+            buffers,
+            shared,
+            report["here"] == report["there"] and (report["here"], report["region"]) in many_writers,
+        )
         for report in merged.values()
     ]
 
@@ -189,6 +212,7 @@ def _fault(
     one_dimensional: bool,
     buffers: Mapping[str, tuple[int, int]],
     shared: Mapping[str, int],
+    written_by_many: bool,
 ) -> Fault:
     kind, verb, other_verb = _kind(report["type"])
     (file, line), (other_file, other_line) = report["here"], report["there"]
@@ -209,7 +233,7 @@ def _fault(
         text += f" thread {_thread_text(other_thread, one_dimensional)}"
     if report["count"] > 1:
         text += f"; seen {report['count']} times"
-    hint = _race_hint(report, line, other_line) if kind == "race" else _HINTS.get(kind, "")
+    hint = _hint(report, kind, sources, written_by_many)
     return Fault(
         kind=kind,
         message=_message(text, hint, sources, [(file, line), (other_file, other_line)]),
@@ -282,19 +306,44 @@ def _extent(
     return f", but {name} has {many(shared[name], 'byte')}" if name in shared else ""
 
 
-def _race_hint(report: Mapping[str, Any], line: int | None, other_line: int | None) -> str:
+def _hint(
+    report: Mapping[str, Any], kind: str, sources: Mapping[str, Sequence[str]], written_by_many: bool
+) -> str:
+    if kind == "race":
+        return _race_hint(report, sources, written_by_many)
+    if kind == "cp.async":
+        (file, line), (other_file, other_line) = report["here"], report["there"]
+        if line and other_line and file == other_file:
+            first, last = min(line, other_line), max(line, other_line)
+            if barrier_between(sources.get(file, ()), first, last):
+                return (
+                    f"If that copy is for the next round of a loop, put __syncthreads() after line {last}, "
+                    f"before the loop comes back to line {first}. {_HINTS[kind]}"
+                )
+    if kind == "out-of-bounds" and report["region"] == _DYNAMIC:
+        return "Launch with more shared_bytes, or guard the access."
+    if kind == "out-of-bounds" and not report["region"]:
+        return (
+            "Is the index negative, or an unsigned difference that fell below zero, or beyond what int holds?"
+        )
+    return _HINTS.get(kind, "")
+
+
+def _race_hint(report: Mapping[str, Any], sources: Mapping[str, Sequence[str]], written_by_many: bool) -> str:
     if list(report["block"]) != list(report["block2"]):
         return (
             "Blocks run in any order: give each block its own memory, use an atomic, or put the second "
             "step into another launch."
         )
-    if line is None or other_line is None or line == other_line:
-        place = "between the two accesses"
-    elif other_line > line:  # the second access comes in the next round of a loop
-        place = f"after line {other_line}, before the loop comes back to line {line}"
+    if written_by_many:
+        return "Several threads write it: let one thread do so, or use an atomic."
+    (file, line), (other_file, other_line) = report["here"], report["there"]
+    one_warp = report["t1"] // 32 == report["t2"] // 32
+    if line is None or other_line is None or file != other_file or file not in sources:
+        what = "put __syncthreads() between the two accesses."
     else:
-        place = f"between line {other_line} and line {line}"
-    return f"Both touch it between the same two barriers: put __syncthreads() {place}."
+        what = missing_barrier(sources[file], line, other_line, one_warp=one_warp)
+    return f"Both touch it between the same two barriers: {what}"
 
 
 def _at(file: str, line: int | None, filename: str) -> str:

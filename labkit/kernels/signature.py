@@ -2,7 +2,7 @@
 
 The GPU runner, the resource tables and messages read declarations here, with types resolved through
 macros, typedefs and quoted headers. (The emulator asks the C++ compiler for types and sizes instead,
-and rewrites the text, for which it needs its tokens: ``labkit.emulator.source``.) Standard library only.
+and rewrites the text, for which it needs its tokens: ``labkit.emulator.rewrite``.) Standard library only.
 """
 
 from __future__ import annotations

@@ -12,21 +12,29 @@
 //   x_codes  int8  [M, Kp]         zsplit_gemm_int8; zero beyond K
 //   x_scales float [M, Kp/32]      zsplit_gemm_int8
 //   out      activation_t [M, N]
-//   part     float [nsplit, M, N]  one plane a slice; may be null when gridDim.z == 1
+//   part     float [z, M, N]       one plane for each z of the grid; may be null when z == 1
 // Alignment: codes_t, x_codes 4 bytes, scales_t 16 bytes.
+//
+// Order of the sums
+//   The groups of K are cut into `slices` slices of neighbours, and the slices into `runs` runs of
+//   neighbours (first_of: as even as whole numbers allow). k ascending in a group, groups ascending in a
+//   slice, slices ascending in a run, runs ascending. runs == slices is the plain sum of all slices.
+//   slice_groups = groups / slices and run_slices = slices / runs, rounded down, come from the host: as
+//   constants they cost no register, and a division in the kernel would cost several.
 //
 // Launch
 //   zsplit_gemm, zsplit_gemm_int8   block (64, 4); grid (ceil(N/256), ceil(M/4), z), at M = 1
-//                                   (ceil(N/1024), 1, z). z = nsplit: block z writes slice z to part, and
-//                                   zsplit_reduce follows. z = 1: a block takes all slices in turn and
-//                                   writes out itself.
-//   zsplit_reduce                   block 256; grid ceil(M*N/256)
+//                                   (ceil(N/1024), 1, z); no shared memory.
+//                                   z = slices: block z writes slice z to part; zsplit_reduce follows.
+//                                   z = runs:   block z adds the slices of run z, and writes that.
+//                                   z = 1:      a block adds everything, and writes out itself.
+//   zsplit_reduce                   block (256 / w, w), w = 1 to 16 threads an output; grid ceil(M*N*w/256);
+//                                   1 KiB of shared memory. planes = z; runs = planes after z = runs.
 //   zsplit_quantize                 block 256; grid ceil(M*Kp/256); a warp takes one group of one row
-//   No shared memory.
 //
 // Invariants
-//   Sums have one order: k ascending in a group, groups ascending in a slice, slices ascending. The grid
-//   does not change it, so z = 1 and z = nsplit give the same bits; another nsplit gives others.
+//   The order depends on K, slices and runs; the grid does not change it. So all three z give the same
+//   bits; other slices or runs give others.
 //   Every rounding is written out (__fmaf_rn, __fmul_rn, __fadd_rn): a compiler may not fuse or split one.
 //   The integer dot of a group is complete before it is scaled, hence exact. No atomics.
 
@@ -64,6 +72,7 @@
 #define THREADS_M 4
 #define COLUMNS 4
 #define THREADS (THREADS_N * THREADS_M)
+#define BLOCKS 6  // on an SM: the 1536 threads that sm_86, sm_89 and sm_120 hold, at 40 registers
 
 static_assert(CODES_A_LOAD == 1 || CODES_A_LOAD == 4, "CODES_A_LOAD is 1 or 4");
 static_assert(GROUP % UNROLL == 0, "UNROLL divides the group");
@@ -97,12 +106,19 @@ __device__ __forceinline__ int row_of_thread(int M)
     return M == 1 ? 0 : blockIdx.y * THREADS_M + threadIdx.y;
 }
 
-// First group of a slice: ngroups / nsplit each, and one more for the first ngroups % nsplit slices.
-__device__ __forceinline__ int first_group(int slice, int ngroups, int nsplit)
+// First item of a part when `items` are dealt out in order, each = items / parts to every part and one more
+// to the first items % parts. Groups to slices, and slices to runs.
+__device__ __forceinline__ int first_of(int index, int items, int parts, int each)
 {
-    const int base = ngroups / nsplit;
-    const int remainder = ngroups % nsplit;
-    return slice * base + (slice < remainder ? slice : remainder);
+    return index * each + min(index, items - parts * each);
+}
+
+// The slice at which the run-th run of this block begins; a block of one slice has that as its only run.
+__device__ __forceinline__ int first_slice(int run, int slices, int runs, int run_slices)
+{
+    const int index = blockIdx.z + run;
+    const bool one_slice = gridDim.z != 1 && gridDim.z != runs;
+    return one_slice ? index : first_of(index, slices, runs, run_slices);
 }
 
 // Codes of four neighbouring columns at one k.
@@ -125,12 +141,12 @@ __device__ __forceinline__ void add_scaled(
     total[3] = __fmaf_rn(dot[3], scale.w, total[3]);
 }
 
-// sum = slice for the first slice, sum + slice after it: the order that zsplit_reduce has.
-__device__ __forceinline__ void fold(float (&sum)[COLUMNS], const float (&slice)[COLUMNS], bool first)
+// sum = next for the first, sum + next after it: the order that zsplit_reduce has.
+__device__ __forceinline__ void fold(float (&sum)[COLUMNS], const float (&next)[COLUMNS], bool first)
 {
 #pragma unroll
     for (int j = 0; j < COLUMNS; ++j) {
-        sum[j] = first ? slice[j] : __fadd_rn(sum[j], slice[j]);
+        sum[j] = first ? next[j] : __fadd_rn(sum[j], next[j]);
     }
 }
 
@@ -153,46 +169,53 @@ __device__ __forceinline__ void store(
 }
 
 // Float activations.
-extern "C" __global__ void __launch_bounds__(THREADS) zsplit_gemm(
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) zsplit_gemm(
     const int8_t* __restrict__ codes_t, const float* __restrict__ scales_t,
     const activation_t* __restrict__ x, activation_t* __restrict__ out, float* __restrict__ part,
-    int M, int N, int Npad, int K, int nsplit)
+    int M, int N, int Npad, int K, int slices, int runs, int slice_groups, int run_slices)
 {
     LABKIT_ASSERT(blockDim.x == THREADS_N && blockDim.y == THREADS_M);
-    LABKIT_ASSERT(gridDim.z == 1 || gridDim.z == nsplit);
+    LABKIT_ASSERT(gridDim.z == 1 || gridDim.z == runs || gridDim.z == slices);
+    LABKIT_ASSERT(slice_groups == (K + GROUP - 1) / GROUP / slices && run_slices == slices / runs);
     const int n0 = first_column(M);
     const int m = row_of_thread(M);
     if (n0 >= N || m >= M) {
         return;
     }
     const int ngroups = (K + GROUP - 1) / GROUP;
-    const bool whole = gridDim.z == 1;
-    const int first_slice = whole ? 0 : blockIdx.z;
-    const int last_slice = whole ? nsplit : blockIdx.z + 1;
+    const int block_runs = gridDim.z == 1 ? runs : 1;
     const activation_t* x_row = x + static_cast<size_t>(m) * K;
 
     float sum[COLUMNS] = {0.f, 0.f, 0.f, 0.f};
-    for (int slice = first_slice; slice < last_slice; ++slice) {
-        float total[COLUMNS] = {0.f, 0.f, 0.f, 0.f};
-        const int last_group = first_group(slice + 1, ngroups, nsplit);
-        for (int group = first_group(slice, ngroups, nsplit); group < last_group; ++group) {
-            const int k0 = group * GROUP;
-            const int count = min(GROUP, K - k0);
-            const int8_t* codes = codes_t + static_cast<size_t>(k0) * Npad + n0;
-            float dot[COLUMNS] = {0.f, 0.f, 0.f, 0.f};
+    int slice = first_slice(0, slices, runs, run_slices);
+    int group = first_of(slice, ngroups, slices, slice_groups);
+    for (int run = 0; run < block_runs; ++run) {
+        float of_run[COLUMNS] = {0.f, 0.f, 0.f, 0.f};
+        const int begin_slice = slice;
+        const int end_slice = first_slice(run + 1, slices, runs, run_slices);
+        for (; slice < end_slice; ++slice) {
+            float of_slice[COLUMNS] = {0.f, 0.f, 0.f, 0.f};
+            const int end_group = first_of(slice + 1, ngroups, slices, slice_groups);
+            for (; group < end_group; ++group) {
+                const int k0 = group * GROUP;
+                const int count = min(GROUP, K - k0);
+                const int8_t* codes = codes_t + static_cast<size_t>(k0) * Npad + n0;
+                float dot[COLUMNS] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll UNROLL
-            for (int i = 0; i < count; ++i) {
-                const float value = to_float(x_row[k0 + i]);  // one address for the warp: a broadcast
-                const char4 code = load_codes(codes + static_cast<size_t>(i) * Npad);
-                dot[0] = __fmaf_rn(static_cast<float>(code.x), value, dot[0]);
-                dot[1] = __fmaf_rn(static_cast<float>(code.y), value, dot[1]);
-                dot[2] = __fmaf_rn(static_cast<float>(code.z), value, dot[2]);
-                dot[3] = __fmaf_rn(static_cast<float>(code.w), value, dot[3]);
+                for (int i = 0; i < count; ++i) {
+                    const float value = to_float(x_row[k0 + i]);  // one address for the warp: a broadcast
+                    const char4 code = load_codes(codes + static_cast<size_t>(i) * Npad);
+                    dot[0] = __fmaf_rn(static_cast<float>(code.x), value, dot[0]);
+                    dot[1] = __fmaf_rn(static_cast<float>(code.y), value, dot[1]);
+                    dot[2] = __fmaf_rn(static_cast<float>(code.z), value, dot[2]);
+                    dot[3] = __fmaf_rn(static_cast<float>(code.w), value, dot[3]);
+                }
+                const float* scale = scales_t + static_cast<size_t>(group) * Npad + n0;
+                add_scaled(of_slice, dot, *reinterpret_cast<const float4*>(scale));
             }
-            const float* scale = scales_t + static_cast<size_t>(group) * Npad + n0;
-            add_scaled(total, dot, *reinterpret_cast<const float4*>(scale));
+            fold(of_run, of_slice, slice == begin_slice);
         }
-        fold(sum, total, slice == first_slice);
+        fold(sum, of_run, run == 0);
     }
     store(sum, out, part, m, n0, M, N);
 }
@@ -235,67 +258,109 @@ __device__ __forceinline__ void add_four(int (&dot)[COLUMNS], const int8_t* code
 }
 
 // Int8 activations. A group's dot is at most 32 * 128 * 128 < 2^24: exact as an integer and as a float.
-extern "C" __global__ void __launch_bounds__(THREADS) zsplit_gemm_int8(
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) zsplit_gemm_int8(
     const int8_t* __restrict__ codes_t, const float* __restrict__ scales_t,
     const int8_t* __restrict__ x_codes, const float* __restrict__ x_scales,
-    activation_t* __restrict__ out, float* __restrict__ part, int M, int N, int Npad, int K, int nsplit)
+    activation_t* __restrict__ out, float* __restrict__ part,
+    int M, int N, int Npad, int K, int slices, int runs, int slice_groups, int run_slices)
 {
     LABKIT_ASSERT(blockDim.x == THREADS_N && blockDim.y == THREADS_M);
-    LABKIT_ASSERT(gridDim.z == 1 || gridDim.z == nsplit);
+    LABKIT_ASSERT(gridDim.z == 1 || gridDim.z == runs || gridDim.z == slices);
+    LABKIT_ASSERT(slice_groups == (K + GROUP - 1) / GROUP / slices && run_slices == slices / runs);
     const int n0 = first_column(M);
     const int m = row_of_thread(M);
     if (n0 >= N || m >= M) {
         return;
     }
     const int ngroups = (K + GROUP - 1) / GROUP;
-    const bool whole = gridDim.z == 1;
-    const int first_slice = whole ? 0 : blockIdx.z;
-    const int last_slice = whole ? nsplit : blockIdx.z + 1;
+    const int block_runs = gridDim.z == 1 ? runs : 1;
     const size_t first_of_row = static_cast<size_t>(m) * ngroups;
 
     float sum[COLUMNS] = {0.f, 0.f, 0.f, 0.f};
-    for (int slice = first_slice; slice < last_slice; ++slice) {
-        float total[COLUMNS] = {0.f, 0.f, 0.f, 0.f};
-        const int last_group = first_group(slice + 1, ngroups, nsplit);
-        for (int group = first_group(slice, ngroups, nsplit); group < last_group; ++group) {
-            const int8_t* codes = codes_t + static_cast<size_t>(group) * GROUP * Npad + n0;
-            const int8_t* x_group = x_codes + (first_of_row + group) * GROUP;
-            int dot[COLUMNS] = {0, 0, 0, 0};
+    int slice = first_slice(0, slices, runs, run_slices);
+    int group = first_of(slice, ngroups, slices, slice_groups);
+    for (int run = 0; run < block_runs; ++run) {
+        float of_run[COLUMNS] = {0.f, 0.f, 0.f, 0.f};
+        const int begin_slice = slice;
+        const int end_slice = first_slice(run + 1, slices, runs, run_slices);
+        for (; slice < end_slice; ++slice) {
+            float of_slice[COLUMNS] = {0.f, 0.f, 0.f, 0.f};
+            const int end_group = first_of(slice + 1, ngroups, slices, slice_groups);
+            for (; group < end_group; ++group) {
+                const int8_t* codes = codes_t + static_cast<size_t>(group) * GROUP * Npad + n0;
+                const int8_t* x_group = x_codes + (first_of_row + group) * GROUP;
+                int dot[COLUMNS] = {0, 0, 0, 0};
 #pragma unroll (UNROLL / 4)
-            for (int i = 0; i < GROUP; i += 4) {
-                const int x_word = *reinterpret_cast<const int*>(x_group + i);
-                add_four(dot, codes + static_cast<size_t>(i) * Npad, Npad, x_word);
-            }
-            const float* scales = scales_t + static_cast<size_t>(group) * Npad + n0;
-            const float4 scale = *reinterpret_cast<const float4*>(scales);
-            const float column_scale[COLUMNS] = {scale.x, scale.y, scale.z, scale.w};
-            const float x_scale = x_scales[first_of_row + group];
+                for (int i = 0; i < GROUP; i += 4) {
+                    const int x_word = *reinterpret_cast<const int*>(x_group + i);
+                    add_four(dot, codes + static_cast<size_t>(i) * Npad, Npad, x_word);
+                }
+                const float* scales = scales_t + static_cast<size_t>(group) * Npad + n0;
+                const float4 scale = *reinterpret_cast<const float4*>(scales);
+                const float column_scale[COLUMNS] = {scale.x, scale.y, scale.z, scale.w};
+                const float x_scale = x_scales[first_of_row + group];
 #pragma unroll
-            for (int j = 0; j < COLUMNS; ++j) {
-                const float both = __fmul_rn(x_scale, column_scale[j]);
-                total[j] = __fadd_rn(total[j], __fmul_rn(static_cast<float>(dot[j]), both));
+                for (int j = 0; j < COLUMNS; ++j) {
+                    const float both = __fmul_rn(x_scale, column_scale[j]);
+                    of_slice[j] = __fadd_rn(of_slice[j], __fmul_rn(static_cast<float>(dot[j]), both));
+                }
             }
+            fold(of_run, of_slice, slice == begin_slice);
         }
-        fold(sum, total, slice == first_slice);
+        fold(sum, of_run, run == 0);
     }
     store(sum, out, part, m, n0, M, N);
 }
 
-// out = the planes of part, summed in ascending order of their slice. total = M*N.
-extern "C" __global__ void __launch_bounds__(THREADS) zsplit_reduce(
-    const float* __restrict__ part, activation_t* __restrict__ out, long long total, int nsplit)
+// The planes from `first` to `end`, in ascending order; `cell` is the output's place in plane 0.
+__device__ __forceinline__ float sum_of_planes(const float* cell, int first, int end, long long total)
 {
-    LABKIT_ASSERT(blockDim.x == THREADS && nsplit >= 1);
-    const long long i = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x;
-    if (i >= total) {
-        return;
+    float sum = cell[first * total];
+#pragma unroll 8
+    for (int plane = first + 1; plane < end; ++plane) {
+        sum = __fadd_rn(sum, cell[plane * total]);
     }
-    float sum = part[i];
-#pragma unroll 4
-    for (int slice = 1; slice < nsplit; ++slice) {
-        sum = __fadd_rn(sum, part[slice * total + i]);
+    return sum;
+}
+
+// out = the planes of part in `runs` runs of neighbours: ascending in a run, runs ascending. total = M*N.
+// blockDim.y threads share an output: where outputs are few, a thread each would wait for one plane after the
+// other. Each of them adds up a run, then one of them adds the runs.
+extern "C" __global__ void __launch_bounds__(THREADS) zsplit_reduce(
+    const float* __restrict__ part, activation_t* __restrict__ out, long long total, int planes, int runs)
+{
+    __shared__ float of_run[THREADS];
+    LABKIT_ASSERT(blockDim.x * blockDim.y == THREADS && planes >= runs && runs >= 1);
+    const int workers = blockDim.y;
+    const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+    const bool inside = i < total;
+    float sum = 0.f;
+    if (workers == 1 && planes == runs) {
+        if (inside) {
+            sum = sum_of_planes(part + i, 0, planes, total);
+        }
+    } else {
+        for (int first_run = 0; first_run < runs; first_run += workers) {
+            const int run = first_run + threadIdx.y;
+            if (inside && run < runs) {
+                const int first = first_of(run, planes, runs, planes / runs);
+                const int end = first_of(run + 1, planes, runs, planes / runs);
+                of_run[threadIdx.y * blockDim.x + threadIdx.x] = sum_of_planes(part + i, first, end, total);
+            }
+            __syncthreads();
+            if (inside && threadIdx.y == 0) {
+                const int count = min(workers, runs - first_run);
+                for (int j = 0; j < count; ++j) {
+                    const float next = of_run[j * blockDim.x + threadIdx.x];
+                    sum = first_run + j == 0 ? next : __fadd_rn(sum, next);
+                }
+            }
+            __syncthreads();
+        }
     }
-    out[i] = from_float(sum);
+    if (inside && threadIdx.y == 0) {
+        out[i] = from_float(sum);
+    }
 }
 
 // The larger; NaN when either is, so that a NaN in the input reaches the output by way of the scale.

@@ -51,9 +51,9 @@ def seed_slices(blocks, ngroups, plane_bytes):
     return max(1, min(wanted, (64 << 20) // plane_bytes))
 
 
-# M appears nowhere: 1024 columns a block at M = 1, slices of four groups or more.
+# M appears nowhere: 1024 columns a block at M = 1. The cap cannot decide there: see seed_slices.
 def slices_for(n, k):
     """Slices of K for a weight [N, K]."""
     blocks = -(-n // 1024)
     groups = -(-k // 32)
-    return max(1, min(-(-512 // blocks), groups // 4))
+    return min(-(-512 // blocks), groups)

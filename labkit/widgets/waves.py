@@ -40,7 +40,7 @@ class Launch(Protocol):
     @property
     def blocks(self) -> int: ...
     @property
-    def split(self) -> bool: ...
+    def planes(self) -> int: ...
     @property
     def part_bytes(self) -> int: ...
 
@@ -80,7 +80,8 @@ class SplitWaves(base.Controller):
     Attributes:
         n, k: output and input features.
         m: rows of x.
-        nsplit: slices of K, 1 to the number of groups; 0 for the rule's choice.
+        nsplit: slices of K, 1 to the number of groups; 0 for the rule's choice. A block takes one slice;
+            with the rule's choice it takes what the rule gives it, perhaps a run of neighbouring slices.
         rule: "invariant" (by N and K only) or "seed".
         card: key of ``data/devices.json``.
         format: "q8_0" or "q4_0": both are stored as one byte a code and a float scale for each group.
@@ -137,13 +138,18 @@ class SplitWaves(base.Controller):
 
     @property
     def launch(self) -> Launch:
-        """The launch with ``nsplit`` slices."""
-        return self.plan(self.m, self.n, self.k, nsplit=int(self.nsplit))
+        """The launch with ``nsplit`` slices: the rule's own where the rule takes as many."""
+        rule = self.by_rule
+        return rule if self.nsplit == rule.nsplit else self.sliced(int(self.nsplit))
 
     @property
     def by_rule(self) -> Launch:
         """The launch that the rule makes."""
         return self.plan(self.m, self.n, self.k, rule=self.rule)
+
+    def sliced(self, nsplit: int) -> Launch:
+        """The launch in which each block takes one of ``nsplit`` slices, or all of them past the cap."""
+        return self.plan(self.m, self.n, self.k, nsplit=nsplit)
 
     @property
     def resident(self) -> Occupancy:
@@ -181,14 +187,14 @@ class SplitWaves(base.Controller):
         return packed_bytes(self.format, self.n, self.k, _GROUP)
 
     def extra_percent(self, launch: Launch) -> float:
-        """Slice sums written and read back, in % of the weight's bytes."""
+        """Partial sums written and read back, in % of the weight's bytes."""
         return 100 * 2 * launch.part_bytes / self.weight_bytes
 
     def sweep(self) -> list[tuple[int, float, float]]:
-        """(nsplit, % of slots filled, extra traffic in %) for every nsplit."""
+        """(nsplit, % of slots filled, extra traffic in %) for every nsplit, a block for each slice."""
         found = []
         for nsplit in range(1, self.groups + 1):
-            launch = self.plan(self.m, self.n, self.k, nsplit=nsplit)
+            launch = self.sliced(nsplit)
             filled = 100 * self.resident.waves(launch.blocks).utilisation
             found.append((nsplit, filled, self.extra_percent(launch)))
         return found
@@ -208,19 +214,25 @@ class SplitWaves(base.Controller):
         )
 
     def part_words(self) -> str:
-        """The buffer of slice sums, and what it costs."""
+        """The buffer of partial sums, and what it costs."""
         launch = self.launch
-        if launch.split:
+        if launch.planes > 1:
+            whose = "Slice sums take"
+            if launch.planes < launch.nsplit:
+                whose = f"A block folds neighbouring slices into {launch.planes} runs. Their sums take"
             return (
-                f"Slice sums take {_bytes(launch.part_bytes)}; written, then read by a second launch, they "
+                f"{whose} {_bytes(launch.part_bytes)}; written, then read by a second launch, they "
                 f"add {self.extra_percent(launch):.2f} % to the {_bytes(self.weight_bytes)} of weights."
             )
-        if launch.nsplit > 1:
-            return (
-                "The slice sums of so many rows would pass the cap of the buffer: every block computes all "
-                "slices itself, one after another. The bits are the same; the grid is not larger."
-            )
-        return "One slice: no slice sums, no second launch."
+        if launch.nsplit == 1:
+            return "One slice: no slice sums, no second launch."
+        why = "The grid is full without slices"
+        if launch != self.by_rule:
+            why = "The slice sums of so many rows would pass the cap of the buffer"
+        return (
+            f"{why}: every block computes all slices itself, one after another. The bits are the same; no "
+            "sums are written, and there is no second launch."
+        )
 
     def text(self) -> str:
         """Shape, fill, cost, and the rule's choice."""
@@ -233,9 +245,17 @@ class SplitWaves(base.Controller):
         names = {value: name for name, value in _RULES}
         return (
             f"{head}{self.fill_words()} Resident blocks are limited by {stops}. {self.part_words()} "
-            f"The rule ({names[self.rule]}) takes nsplit {rule.nsplit}: {rule.blocks} blocks, "
-            f"{self.extra_percent(rule):.2f} % extra traffic."
+            f"The rule ({names[self.rule]}) takes nsplit {rule.nsplit}{self._in_runs(rule)}: "
+            f"{rule.blocks} blocks, {self.extra_percent(rule):.2f} % extra traffic."
         )
+
+    def headline(self) -> str:
+        """Slices, what a block takes of them where it is more than one, and blocks."""
+        return f"nsplit {self.nsplit}{self._in_runs(self.launch)}: {self.launch.blocks} blocks"
+
+    @staticmethod
+    def _in_runs(launch: Launch) -> str:
+        return f", {_folded(launch)}" if launch.planes < launch.nsplit else ""
 
     # ---- pictures ----
 
@@ -257,7 +277,7 @@ class SplitWaves(base.Controller):
             return base.svg(_WIDTH, 40, [base.label(8, 24, self.text(), size=12)], label=self.text())
         parts, bottom = self._grid(58)
         parts += [
-            base.label(8, 18, f"nsplit {self.nsplit}: {self.launch.blocks} blocks", size=15, bold=True),
+            base.label(8, 18, self.headline(), size=15, bold=True),
             base.label(8, 40, self.fill_words(), size=12),
         ]
         chart, end = self._chart(bottom + 44)
@@ -325,7 +345,7 @@ class SplitWaves(base.Controller):
         parts.append(base.line([(x(rule), top), (x(rule), floor)], plots.INK, dash="4 3"))
         words = f"rule: {rule}"
         parts.append(base.label(x(rule), floor + 16, words, size=12, anchor="middle", bold=True))
-        _, fill, extra = sweep[int(self.nsplit) - 1]
+        fill, extra = 100 * self.waves.utilisation, self.extra_percent(self.launch)
         parts.append(base.dot(x(self.nsplit), y(fill), plots.BLUE, radius=6, title=f"{fill:.0f} % filled"))
         parts.append(base.dot(x(self.nsplit), y(extra), plots.RED, radius=6, title=f"{extra:.2f} % extra"))
         for nsplit in sorted({1, self.groups}):
@@ -376,7 +396,7 @@ def draw(ax: Axes, state: SplitWaves) -> None:
         spine.set_visible(False)
     card = devices.get_device(state.card).name
     ax.set_xlabel(f"{card}: {state.sms} SMs, room for {capacity} blocks each (model: blocks of equal length)")
-    ax.set_title(f"nsplit {state.nsplit}: {state.launch.blocks} blocks")
+    ax.set_title(state.headline())
     handles = [
         Patch(facecolor=_FULL, label="SM full"),
         Patch(facecolor=_PART, label="partly filled"),
@@ -399,6 +419,11 @@ def draw_sweep(ax: Axes, state: SplitWaves) -> None:
     ax.set_xlabel("nsplit, slices of K")
     ax.set_ylabel("%")
     ax.legend(loc="best")
+
+
+def _folded(launch: Launch) -> str:
+    """What a block takes, of a launch with fewer planes than slices."""
+    return "all in one block" if launch.planes == 1 else f"folded to {launch.planes} runs"
 
 
 def _bytes(count: int) -> str:

@@ -4,7 +4,8 @@
 
 Run from the root of the checkout with PYTHONPATH=. Every contender is checked against float64 before it is
 timed; weights rotate through more than the L2 cache; contenders take turns (labkit.bench.timing). Prints a
-Markdown table of median µs a call; results: kernels.md beside this file.
+Markdown table of median µs a call, with the slices and the planes (z of the grid; a reduce follows where it
+is above 1) of both rules; results: kernels.md beside this file.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def main() -> None:
     options = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     print("Q8_0, float16; median µs a call of 20 samples\n")
-    print("| N×K | M | nsplit ours / article | ours | article | int8 | dequantise + cuBLAS |")
-    print("|---|---|---|---|---|---|---|")
+    print("| N×K | M | slices → z, ours / article | blocks | ours | article | int8 | dequantise + cuBLAS |")
+    print("|---|---|---|---|---|---|---|---|")
     for shape in options.shapes.split(","):
         n, k = (int(number) for number in shape.split("x"))
         copies = timing.copies_needed(n * k, torch.cuda.get_device_properties(0).L2_cache_size)
@@ -75,9 +76,11 @@ def main() -> None:
             with timing.side_stream():
                 ready = {name: timing.prepare(calls) for name, calls in contenders(x, weights).items()}
                 taken = {name: median(samples) for name, samples in timing.interleave(ready).items()}
-            splits = f"{plan(m, n, k).nsplit} / {plan(m, n, k, rule='seed').nsplit}"
+            plans = [plan(m, n, k, rule=rule) for rule in ("invariant", "seed")]
+            splits = " / ".join(f"{planned.nsplit} → {planned.planes}" for planned in plans)
+            blocks = " / ".join(str(planned.blocks) for planned in plans)
             times = " | ".join(f"{taken[name]:.1f}" for name in ("ours", "article", "int8", "dequantise"))
-            print(f"| {n}×{k} | {m} | {splits} | {times} |", flush=True)
+            print(f"| {n}×{k} | {m} | {splits} | {blocks} | {times} |", flush=True)
             ready.clear()
 
 

@@ -121,3 +121,55 @@ def test_errors_survive_pickling() -> None:
 def test_bad_options(options: dict[str, object], words: str) -> None:
     with pytest.raises(InputError, match=words):
         emulator.compile("__global__ void k() {}", **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("body", "advice"),
+    [
+        ("threadIdx.x = 3;", "threadIdx, blockIdx, blockDim and gridDim cannot be changed"),
+        ("__syncthread();", "the barrier is __syncthreads()"),
+        ("o[0] = __shfl_down(o[0], 1);", "take a mask first"),
+        ("__shared__ float s[n]; s[0] = 1;", "extern __shared__ float name[];"),
+        ("__shared__ float s[n == 4 ? 4 : 8] = {0};", "let a thread write it"),
+        ("half h; h = h * 1.5f;", "convert first: __half2float(h)"),
+        ("o[0] = 1；  // 分号", "type ; instead of ；"),
+        ("float4 v[2] = {1.f, 2.f};", "its own braces"),
+        ('asm volatile("mov.u32 %0, %%laneid;" : "=r"(n));', "call a function of ptx.cuh"),
+        ("missing(1);  // ；", ""),
+    ],
+)
+def test_advice_for_common_mistakes(body: str, advice: str) -> None:
+    found = error("#include <cuda_fp16.h>\n__global__ void k(float* o, int n) {\n" + body + "\n}\n")
+    assert advice in found.fix and bool(advice) == bool(found.fix), str(found)
+    assert found.line in (3, 4)
+
+
+def test_a_missing_semicolon() -> None:
+    """g++ stumbles over the next line and clang over the end of this one."""
+    found = error("__global__ void k(float* o) {\nint i = threadIdx.x\no[i] = 1;\n}\n")
+    assert found.line == 2 or "';' missing at the end of the line above line 3" in found.fix
+
+
+def test_mark_at_the_start_of_a_file() -> None:
+    emulator.compile("\ufeff__global__ void k() {}")
+
+
+@pytest.mark.parametrize("wish", ["/bin/ls", "'unclosed", "no-such-compiler -x"])
+def test_a_compiler_that_is_none(wish: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LABKIT_CXX", wish)
+    with pytest.raises(InputError, match=r"LABKIT_CXX: .*expected a C\+\+ compiler that runs"):
+        emulator.compile("__global__ void k() {}")
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "file"))
+    with pytest.raises(InputError, match=r"cache folder: .*cannot be written.*LABKIT_CACHE"):
+        emulator.compile("__global__ void k() { /* not in any cache */ }")
+
+
+def test_a_full_disk_is_no_mistake_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = "as: can't write 8 bytes to section .text of kernel.o: 'No space left on device'"
+    monkeypatch.setattr(build.Compiler, "run", lambda *_, **__: (1, full))
+    with pytest.raises(InputError, match=r"cache folder: .*no space is left"):
+        emulator.compile("__global__ void k() { /* not in any cache, either */ }")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from labkit import emulator
-from labkit.emulator import inprocess, isolate, library, toolchain
+from labkit.emulator import arena, inprocess, isolate, library, toolchain
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
 
@@ -55,11 +55,12 @@ def works() -> None:
         ("assert(n == 3);", "assert", 3, "n == 3"),
         ("o[0] = n / (n - 64);", "integer division by zero", 3, "line 3"),
         ("if (threadIdx.x < 16) __syncthreads(); else __syncthreads();", "divergent barrier", 3, "line 3"),
-        ("if (threadIdx.x < 16) __shfl_sync(0xffffffffu, n, 0);", "deadlock", 3, "line 3"),
+        ("if (threadIdx.x < 16) __shfl_sync(~0u, n, 0); __syncthreads();", "deadlock", 3, "line 3"),
+        ('for (;;) printf("x");', "time limit", 3, "line 3"),
     ],
 )
 def test_faults_of_a_fast_launch(body: str, kind: str, line: int | None, words: str) -> None:
-    fault = fault_of(compiled(body))
+    fault = fault_of(compiled(body, time_limit=0.5))
     assert (fault.kind, fault.line) == (kind, line), str(fault)
     message = str(fault)
     assert words in message and message.startswith(kind) and "\x01" not in message
@@ -141,6 +142,32 @@ def test_worker_killed_between_launches() -> None:
     os.kill(worker, signal.SIGKILL)
     works()
     assert isolate.isolated().pid not in (None, worker)
+
+
+def test_worker_that_dies_while_the_buffers_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker that takes its place must be given the buffers anew: its own file is empty."""
+    works()
+    worker = isolate.isolated()._worker
+    assert worker is not None
+    fill = arena.fill
+
+    def kill_and_fill(*arguments: object) -> None:
+        monkeypatch.setattr(arena, "fill", fill)
+        os.kill(worker.process.pid, signal.SIGKILL)
+        worker.process.wait(10)
+        fill(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(arena, "fill", kill_and_fill)
+    works()
+    assert isolate.isolated()._worker is not worker
+
+
+def test_device_variables_are_one_for_all_blocks() -> None:
+    """Not one for each copy of the library."""
+    text = "__device__ int seen = 0;\n__global__ void k(int* o) { if (atomicAdd(&seen, 1) == 39) o[0] = 40; }"
+    out = np.zeros(1, np.int32)
+    emulator.compile(text)((40,), (1,), [out])
+    assert out[0] == 40
 
 
 def test_buffers_of_a_failed_launch_are_left_alone() -> None:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit.emulator.source import active_tokens, entries, rewrite
+from labkit.emulator.rewrite import rewrite
+from labkit.emulator.source import active_tokens, entries
 from labkit.emulator.tokens import tokenize
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import mmap
+import functools
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import zsplit_cases as cases
+from seed_cases import untouched
 from zsplit_cases import gemm, weight_of, x_of
 
 from labkit.kernels import runner, zsplit
@@ -38,6 +39,15 @@ def test_int8_activations_have_the_bits_of_the_reference(dtype: torch.dtype, k: 
     cases.check_int8_bits(dtype, k)
 
 
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+def test_bits_do_not_change_where_the_grid_does(dtype: torch.dtype) -> None:
+    cases.check_plan_switches(dtype)
+
+
+def test_the_reduce_with_many_threads_an_output_and_with_one() -> None:
+    cases.check_many_outputs()
+
+
 @pytest.mark.parametrize("defines", [(), (("DOT_BY_DP4A", 0), *BYTES)])
 def test_integer_path_is_exact_whatever_the_slices(defines: tuple[tuple[str, int], ...]) -> None:
     cases.check_integers(defines=defines)
@@ -62,8 +72,11 @@ def test_bits_of_a_row_depend_on_the_batch_under_the_seeds_rule_only() -> None:
     alone = {rule: zsplit.zsplit_gemm(x[:1], weight, rule=rule) for rule in ("seed", "invariant")}
     assert zsplit.seed_nsplit(1, 600, 1024) != zsplit.seed_nsplit(64, 600, 1024)
     assert not torch.equal(zsplit.zsplit_gemm(x, weight, rule="seed")[:1], alone["seed"])
+    seen = set()
     for m in (2, 9, 64):
+        seen.add(zsplit.plan(m, 600, 1024).planes)
         assert torch.equal(zsplit.zsplit_gemm(x[:m], weight)[:1], alone["invariant"])
+    assert seen == {32, 16}, "the rule's plans should differ here"
 
 
 def test_strided_empty_and_banded_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +106,7 @@ def test_a_hundred_thousand_rows() -> None:
 @pytest.mark.parametrize("entry", ["zsplit_gemm", "zsplit_gemm_int8"])
 def test_offsets_beyond_2_to_the_31(entry: str) -> None:
     padded, k = 1 << 26, 64  # 4 GiB of codes, of which a page a row is touched
-    codes, scales = untouched(k * padded), untouched(2 * padded * 4).view(np.float32)
+    codes, scales = untouched(k * padded).view(np.int8), untouched(2 * padded * 4).view(np.float32)
     small = np.random.default_rng(0).integers(-127, 128, (k, 16)).astype(np.int8)
     for row in range(k):
         codes[row * padded : row * padded + 16] = small[row]
@@ -105,16 +118,8 @@ def test_offsets_beyond_2_to_the_31(entry: str) -> None:
         activations = [x, np.ones((2, 2), np.float32)]
     out = np.full((2, 16), np.nan, np.float32)
     kernel = runner.load(zlaunch.source(entry, torch.float32), "cpu")
-    kernel((1, 1, 1), (64, 4), [codes, scales, *activations, out, None, 2, 16, padded, k, 1])
+    kernel((1, 1, 1), (64, 4), [codes, scales, *activations, out, None, 2, 16, padded, k, 1, 1, 2, 1])
     assert np.array_equal(out, 0.5 * (x.astype(np.float32) @ small.astype(np.float32)))
-
-
-def untouched(size: int) -> np.ndarray:
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
-    try:
-        return np.frombuffer(mmap.mmap(-1, size, flags=flags), np.uint8).view(np.int8)
-    except OSError as error:
-        pytest.skip(f"no {size >> 20} MiB of address space: {error}")
 
 
 # --- through the layer ------------------------------------------------------------------------------------
@@ -152,21 +157,61 @@ def traced(launches: Iterator[Launch]) -> list:
 
 
 @pytest.mark.parametrize("m", [1, 6])
-@pytest.mark.parametrize("split", [True, False])
-def test_no_race_and_nothing_out_of_bounds(m: int, split: bool) -> None:
+@pytest.mark.parametrize("level", cases.LEVELS)
+def test_no_race_and_nothing_out_of_bounds(m: int, level: str) -> None:
     dtype, (n, k) = torch.float16, (130, 200)
     weight, x = weight_of(n, k), x_of(m, k, torch.float16)
     codes, scales = torch.empty(m, 224, dtype=torch.int8), torch.empty(m, 7)
     traced(iter([quantize_launch(x, codes, scales)]))
     assert torch.equal(codes, reference.quantize_reference(x)[0])
     out, out_int8 = torch.empty(m, n, dtype=dtype), torch.empty(m, n, dtype=dtype)
-    with cases.forced_grid(split):
-        float_traces = traced(gemm_launches(x, weight, out, nsplit=3))
-        int8_traces = traced(int8_launches(codes, scales, weight, out_int8, nsplit=3))
-    assert [trace.kernel for trace in float_traces] == ["zsplit_gemm", "zsplit_reduce"][: 1 + split]
-    assert len(int8_traces) == 1 + split
-    assert torch.equal(out, reference.float_reference(x, weight, 3))
-    assert torch.equal(out_int8, reference.int8_reference(codes, scales, weight, 3, dtype))
+    with cases.forced_grid(level, runs=2):
+        float_traces = traced(gemm_launches(x, weight, out, nsplit=5))
+        int8_traces = traced(int8_launches(codes, scales, weight, out_int8, nsplit=5))
+    launches = 1 if level == "whole" else 2
+    assert [trace.kernel for trace in float_traces] == ["zsplit_gemm", "zsplit_reduce"][:launches]
+    assert len(int8_traces) == launches
+    assert torch.equal(out, reference.float_reference(x, weight, 5, 2))
+    assert torch.equal(out_int8, reference.int8_reference(codes, scales, weight, 5, dtype, 2))
+
+
+def test_the_reduce_reads_every_plane_once_whoever_adds_it() -> None:
+    planes, m, n = 37, 3, 96
+    part, out = torch.randn(planes, m, n, generator=torch.Generator().manual_seed(6)), torch.empty(m, n)
+    for runs in (5, 16, 37):
+        (trace,) = traced(iter([zlaunch.reduce_launch(part, out, runs)]))
+        assert trace.sectors(buffer="part") == planes * m * n // 8
+        sums = [
+            functools.reduce(torch.add, part[list(zsplit.run_of(run, planes, runs))]) for run in range(runs)
+        ]
+        result = functools.reduce(torch.add, sums)
+        assert torch.equal(out, result), f"{runs} runs"
+
+
+@pytest.mark.parametrize(
+    ("entry", "right", "wrong"),
+    [
+        ("zsplit_reduce", "of_run[j * blockDim.x", "of_run[(count - 1 - j) * blockDim.x"),
+        ("zsplit_reduce", "cell[plane * total]", "cell[(first + end - plane) * total]"),
+        ("zsplit_gemm", "fold(of_run, of_slice, slice == begin_slice)", "fold(sum, of_slice, false)"),
+    ],
+)
+def test_another_order_has_other_bits(entry: str, right: str, wrong: str) -> None:
+    weight, x = weight_of(64, 992), x_of(5, 992, torch.float32)
+    results = []
+    for text in (right, wrong):
+        out = torch.empty(5, 64)
+        with cases.forced_grid("whole" if entry == "zsplit_gemm" else "slice", runs=9):
+            for launch in gemm_launches(x, weight, out, nsplit=31):
+                if launch.source.name == entry:
+                    changed = launch.source.text.replace(right, text)
+                    assert (changed == launch.source.text) == (text == right)
+                    source = KernelSource.from_text(changed, entry, launch.source.defines)
+                    launch = replace(launch, source=source)
+                launch.run()
+        results.append(out)
+    assert torch.equal(results[0], reference.float_reference(x, weight, 31, 9))
+    assert not torch.equal(results[1], results[0])
 
 
 def test_every_slice_in_one_place_is_reported_as_a_race() -> None:

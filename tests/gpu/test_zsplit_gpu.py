@@ -42,6 +42,33 @@ def test_int8_activations_have_the_bits_of_the_reference(dtype: torch.dtype, k: 
     cases.check_int8_bits(dtype, k, "cuda")
 
 
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+def test_bits_do_not_change_where_the_grid_does(dtype: torch.dtype) -> None:
+    cases.check_plan_switches(dtype, "cuda")
+
+
+def test_the_reduce_with_many_threads_an_output_and_with_one() -> None:
+    cases.check_many_outputs("cuda")
+
+
+@pytest.mark.parametrize("function", [zsplit.zsplit_gemm, zsplit.zsplit_gemm_int8])
+@pytest.mark.parametrize(("n", "k", "switches"), [(5632, 2048, 3), (2048, 5632, 2), (151_936, 256, 2)])
+def test_bits_of_a_row_are_those_it_has_alone(function, n: int, k: int, switches: int) -> None:
+    weight = weight_of(n, k, device="cuda")
+    rows = (1, 2, 4, 5, 8, 33, 64, 93, 97, 128)
+    x = x_of(rows[-1], k, torch.float16, "cuda")
+    alone = function(x[:1], weight)
+    for m in rows:
+        y = function(x[:m], weight)
+        assert torch.equal(y[:1], alone), f"M = {m}"
+        assert torch.equal(y[-1:], function(x[m - 1 : m], weight)), f"the last row, M = {m}"
+        for level in cases.LEVELS:
+            if n <= 5632:
+                with cases.forced_grid(level):
+                    assert torch.equal(function(x[:m], weight), y), f"M = {m}, a block takes: {level}"
+    assert len({zsplit.plan(m, n, k).planes for m in rows}) == switches
+
+
 @pytest.mark.parametrize("defines", [(), (("DOT_BY_DP4A", 0), ("CODES_A_LOAD", 1))])
 def test_integer_path_is_exact_whatever_the_slices(defines: tuple[tuple[str, int], ...]) -> None:
     cases.check_integers("cuda", defines)

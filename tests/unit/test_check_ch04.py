@@ -90,9 +90,11 @@ def in_float64(parts: np.ndarray) -> int:
         ("seed_slices", lambda blocks, ngroups, plane: max(1, min(512 // blocks, ngroups))),
         ("seed_slices", lambda blocks, ngroups, plane: max(1, min(-(-512 // blocks), ngroups))),
         ("seed_slices", lambda blocks, ngroups, plane: min(-(-512 // blocks), ngroups, (64 << 20) // plane)),
-        ("slices_for", lambda n, k: max(1, min(-(-512 // -(-n // 1024)), -(-k // 32)))),
-        ("slices_for", lambda n, k: min(-(-512 // -(-n // 1024)), -(-k // 32) // 4)),
-        ("slices_for", lambda n, k: 16),
+        ("slices_for", lambda n, k: max(1, min(512 // -(-n // 1024), -(-k // 32)))),
+        ("slices_for", lambda n, k: min(-(-512 // -(-n // 1024)), k // 32)),
+        ("slices_for", lambda n, k: min(-(-512 // -(-n // 256)), -(-k // 32))),
+        ("slices_for", lambda n, k: -(-512 // -(-n // 1024))),
+        ("slices_for", lambda n, k: 64),
     ],
 )
 def test_near_misses(name: str, answer: Any) -> None:
@@ -135,6 +137,8 @@ def test_numpy_and_torch_answers_count() -> None:
             "if (i < total) for (int z = 0; z < nsplit; ++z) atomicAdd(out + i, part[z * total + i]);",
             "without atomics",
         ),
+        # nothing set out to zero
+        ("if (i < total) for (int z = 0; z < nsplit; ++z) out[i] += part[z * total + i];", "not zero before"),
         ("if (i < total) out[i] = sum;", "sum"),
     ],
 )
@@ -171,3 +175,15 @@ def test_example_product_is_the_same_everywhere() -> None:
     assert torch.equal(weight.codes_t, other[1].codes_t) and torch.equal(x[:1], other[0])
     with pytest.raises(InputError, match="multiple of 32"):
         example_product(1, 16, 33)
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (lambda *a: range(*reference.slice_bounds(*a)), "two numbers"),
+        (lambda z, ngroups, nsplit: (r := rounded_up(z, ngroups, nsplit))[:1] + (r[1] - 1,), "not included"),
+        (last_slice_takes_the_rest, "who gets one more"),
+    ],
+)
+def test_slices_hint_at_what_is_wrong(answer: Any, says: str) -> None:
+    assert says in check.find("slice_bounds").function(answer).hint

@@ -26,16 +26,17 @@ SVG = "{http://www.w3.org/2000/svg}"
 class Launch:
     nsplit: int
     blocks: int
-    split: bool
+    planes: int
     part_bytes: int
 
 
 def simple_plan(m: int, n: int, k: int, *, nsplit: int | None = None, rule: str = "") -> Launch:
-    """100 columns a block; the rule takes 4; part sums above 1 MB are not split off."""
+    """100 columns a block, a cap of 1 MB. The rule: 4 slices, in 2 runs from 32 rows, in a block from 99."""
     slices = 4 if nsplit is None else nsplit
-    sums = slices * m * n * 4
-    split = slices > 1 and sums <= 1_000_000
-    return Launch(slices, -(-n // 100) * (slices if split else 1), split, sums if split else 0)
+    planes = slices if slices * m * n * 4 <= 1_000_000 else 1
+    if nsplit is None:
+        planes = 4 if m < 32 else 2 if m < 99 else 1
+    return Launch(slices, -(-n // 100) * planes, planes, planes * m * n * 4 if planes > 1 else 0)
 
 
 def holds(blocks: int, sms: int = 0) -> Callable[[str], Occupancy]:
@@ -99,9 +100,24 @@ def test_part_traffic_against_the_weight() -> None:
 
 def test_past_the_cap_a_block_computes_all_slices() -> None:
     shown = state(m=64, nsplit=8)  # 8 × 64 × 600 × 4 = 1.2 MB
-    assert not shown.launch.split and shown.launch.blocks == 6
+    assert shown.launch.planes == 1 and shown.launch.blocks == 6
     assert "pass the cap" in shown.part_words()
     assert shown.extra_percent(shown.launch) == 0
+
+
+def test_with_the_rules_nsplit_a_block_takes_what_the_rule_gives_it() -> None:
+    alone = state(nsplit=4)
+    assert alone.launch.blocks == 24 and alone.headline() == "nsplit 4: 24 blocks"
+    rows = state(m=32, nsplit=4)
+    assert rows.headline() == "nsplit 4, folded to 2 runs: 12 blocks"
+    assert "A block folds neighbouring slices into 2 runs." in rows.part_words()
+    assert rows.sweep()[3][1] == pytest.approx(100 * 24 / 32)  # the curve: a block a slice
+    full = state(m=128, nsplit=4)
+    assert full.headline() == "nsplit 4, all in one block: 6 blocks"
+    assert full.part_words().startswith("The grid is full without slices: every block")
+    assert "takes nsplit 4, all in one block: 6 blocks, 0.00 % extra" in full.text()
+    other = state(m=32, nsplit=5)  # 5 × 32 × 600 × 4 = 384 kB
+    assert other.launch.blocks == 30 and "Slice sums take" in other.part_words()
 
 
 def test_nsplit_ends_at_the_groups() -> None:
@@ -200,6 +216,8 @@ def test_the_real_rule_and_kernel() -> None:
     alone = SplitWaves()
     assert alone.launch.blocks == 6 and alone.idle_sms == 10  # 5632 / 1024 blocks along n
     assert 1 <= alone.resident.blocks <= 6  # 8 warps a block, 48 warps an SM
-    for m in (1, 8, 64):
-        assert SplitWaves(m=m).by_rule.nsplit == shown.nsplit  # by N and K only
+    for m, planes in ((1, 64), (8, 16), (128, 1)):
+        rows = SplitWaves(m=m, nsplit=0)
+        assert rows.nsplit == shown.nsplit  # by N and K only
+        assert rows.launch.planes == planes and rows.launch == rows.by_rule
     assert SplitWaves(m=64, rule="seed").by_rule.nsplit != SplitWaves(rule="seed").by_rule.nsplit

@@ -38,6 +38,17 @@ def test_slices_take_every_group_once_and_the_first_ones_the_remainder(
     assert lengths == [base + 1] * remainder + [base] * (nsplit - remainder)
 
 
+@given(ngroups=st.integers(1, 4096), data=st.data())
+def test_runs_take_every_group_once_and_in_order(ngroups: int, data: st.DataObject) -> None:
+    nsplit = data.draw(st.integers(1, ngroups))
+    runs = data.draw(st.integers(1, nsplit))
+    taken = [zsplit.run_of(index, nsplit, runs) for index in range(runs)]
+    groups = [group for run in taken for z in run for group in zsplit.slice_of(z, ngroups, nsplit)]
+    assert groups == list(range(ngroups))
+    assert min(map(len, taken)) >= 1 and max(map(len, taken)) - min(map(len, taken)) <= 1
+    assert max(map(len, taken)) == len(taken[0])
+
+
 @given(m=st.integers(1, 100_000), n=sizes, k=sizes)
 def test_seed_rule_is_the_articles(m: int, n: int, k: int) -> None:
     # The article's loop, word for word: up to 512 blocks, at most one slice a group, then down to the cap.
@@ -74,16 +85,83 @@ def test_every_plan_fits_grid_and_cap(m: int, n: int, k: int, which: str) -> Non
     x, y, z = planned.grid
     assert x * 256 * (4 if m == 1 else 1) >= n and y * 4 >= min(m, 4) and y * 4 >= m * (m > 1)
     assert x <= rule.MAX_GRID_X and y <= rule.MAX_GRID_YZ and z <= rule.MAX_GRID_YZ
-    assert 1 <= planned.nsplit <= rule.groups_of(k)
-    assert z == (planned.nsplit if planned.split else 1)
-    assert planned.part_bytes == (planned.nsplit * m * n * 4 if planned.split else 0)
+    assert 1 <= planned.runs <= planned.nsplit <= rule.groups_of(k)
+    assert z == planned.planes and z in {1, planned.runs, planned.nsplit}
+    assert planned.split == (z > 1)
+    assert planned.part_bytes == (z * m * n * 4 if planned.split else 0)
     assert planned.part_bytes <= rule.PART_CAP_BYTES
     assert planned.blocks == x * y * z
 
 
 @given(n=sizes, k=sizes, m=st.integers(1, rule.MAX_BAND_ROWS))
 def test_the_default_rule_does_not_look_at_m(n: int, k: int, m: int) -> None:
-    assert zsplit.plan(m, n, k).nsplit == zsplit.plan(1, n, k).nsplit == zsplit.invariant_nsplit(n, k)
+    planned, alone = zsplit.plan(m, n, k), zsplit.plan(1, n, k)
+    assert planned.nsplit == alone.nsplit == zsplit.invariant_nsplit(n, k)
+    assert planned.runs == alone.runs == zsplit.invariant_runs(n, k)
+
+
+@given(n=sizes, k=sizes)
+def test_at_m_1_the_default_rule_launches_what_the_articles_does(n: int, k: int) -> None:
+    ours, theirs = zsplit.plan(1, n, k), zsplit.plan(1, n, k, rule="seed")
+    assert ours.nsplit == theirs.nsplit
+    if ours.runs * ours.grid[0] < rule.TARGET_BLOCKS:
+        assert (ours.grid, ours.part_bytes) == (theirs.grid, theirs.part_bytes)
+
+
+@given(m=st.integers(1, 100_000), n=sizes, k=sizes)
+@settings(max_examples=300)
+def test_the_grid_is_the_smallest_that_is_full_and_the_cap_never_stops_it(m: int, n: int, k: int) -> None:
+    planned = zsplit.plan(m, n, k)
+    x, y, z = planned.grid
+    smaller = [planes for planes in (1, planned.runs, planned.nsplit) if planes < z]
+    assert all(x * y * planes < rule.TARGET_BLOCKS for planes in smaller)
+    if planned.blocks < rule.TARGET_BLOCKS and z < planned.nsplit:
+        # A plane a slice would cost more traffic than the weight, and more than a small L2 keeps.
+        traffic = 2 * planned.nsplit * m * n * 4
+        assert z == planned.runs and traffic > max(36 * rule.groups_of(k) * n, 2 << 20)
+    if z == 1:
+        assert x * y >= rule.TARGET_BLOCKS or planned.nsplit == 1
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "nsplit", "runs", "grid"),
+    [
+        (1, 5632, 2048, 64, 16, (6, 1, 64)),
+        (4, 5632, 2048, 64, 16, (22, 1, 64)),
+        (8, 5632, 2048, 64, 16, (22, 2, 16)),
+        (128, 5632, 2048, 64, 16, (22, 32, 1)),
+        (8, 2048, 5632, 176, 32, (8, 2, 32)),
+        (64, 3584, 18944, 128, 32, (14, 16, 32)),
+        (1, 151936, 2048, 4, 4, (149, 1, 4)),
+        (2, 151936, 2048, 4, 4, (594, 1, 1)),
+        (1, 576, 576, 18, 16, (1, 1, 18)),
+        (7, 40, 20, 1, 1, (1, 2, 1)),
+    ],
+)
+def test_plans_of_known_shapes(
+    m: int, n: int, k: int, nsplit: int, runs: int, grid: tuple[int, int, int]
+) -> None:
+    planned = zsplit.plan(m, n, k)
+    assert (planned.nsplit, planned.runs, planned.grid) == (nsplit, runs, grid)
+
+
+def test_past_the_cap_fewer_planes_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    m, n, k = 4, 5632, 2048
+    planes = {}
+    for cap in (64, 32, 2, 1):
+        monkeypatch.setattr(rule, "PART_CAP_BYTES", cap * m * n * 4)
+        monkeypatch.setattr(rule, "seed_nsplit", lambda *sizes: 64)  # the cap enters the article's rule too
+        planned = zsplit.plan(m, n, k)
+        planes[cap] = planned.planes
+        assert (planned.nsplit, planned.runs) == (64, 16)
+    assert planes == {64: 64, 32: 16, 2: 1, 1: 1}
+
+
+def test_an_asked_number_of_slices_has_no_runs_and_obeys_the_cap() -> None:
+    small = zsplit.plan(8, 3584, 18944, nsplit=100)
+    assert (small.nsplit, small.runs, small.planes) == (100, 100, 100)
+    large = zsplit.plan(64, 3584, 18944, nsplit=100)  # 87 MiB
+    assert (large.nsplit, large.runs, large.planes, large.part_bytes) == (100, 100, 1, 0)
 
 
 def test_the_seeds_rule_looks_at_m() -> None:
@@ -91,12 +169,15 @@ def test_the_seeds_rule_looks_at_m() -> None:
 
 
 @given(n=sizes, k=sizes)
-def test_slice_sums_of_the_default_rule_cost_little(n: int, k: int) -> None:
-    nsplit = zsplit.invariant_nsplit(n, k)
-    # A write and a read of 4 bytes an output and slice, against 32 int8 codes a group and output.
-    assert nsplit == 1 or rule.groups_of(k) // nsplit >= rule.MIN_SLICE_GROUPS
-    if 1024 <= n <= 1 << 18 and rule.groups_of(k) >= rule.MIN_SLICE_GROUPS * 512:
-        assert zsplit.plan(1, n, k).blocks >= rule.TARGET_BLOCKS
+def test_runs_of_the_default_rule_have_four_groups_when_there_are_enough(n: int, k: int) -> None:
+    nsplit, runs = zsplit.invariant_nsplit(n, k), zsplit.invariant_runs(n, k)
+    assert runs <= rule.MOST_RUNS and (runs == nsplit or runs >= rule.LEAST_RUNS)
+    if runs > rule.LEAST_RUNS:
+        assert rule.groups_of(k) // runs >= rule.RUN_GROUPS
+    # A plane a slice is for few outputs, which the reduce shares out among several threads each.
+    for m in (1, 4, 40, 124):
+        planned = zsplit.plan(m, n, k)
+        assert planned.planes <= planned.runs or m * n <= rule.REDUCE_FEW_OUTPUTS
 
 
 @pytest.mark.parametrize(
@@ -172,9 +253,21 @@ def test_reference_is_close_to_float64(dtype: torch.dtype) -> None:
     weight = quantize(torch.randn(33, 200, generator=torch.Generator().manual_seed(0)), "q8_0")
     x = torch.randn(5, 200, generator=torch.Generator().manual_seed(1)).to(dtype)
     exact = x.double() @ weight.dequantize(torch.float64).t()
-    for nsplit in (1, 3, 7):
-        error = (reference.float_reference(x, weight, nsplit).double() - exact).abs()
+    for nsplit, runs in ((1, 1), (3, 3), (7, 7), (7, 3)):
+        error = (reference.float_reference(x, weight, nsplit, runs).double() - exact).abs()
         assert (error <= torch.finfo(dtype).eps * exact.abs() + 1e-4).all()
+
+
+def test_reference_adds_the_runs_and_in_them_the_slices() -> None:
+    # Scales of 1, one x of 1 a group: a slice's sum is its code. 2**24 swallows a single 1, not a 2.
+    weight = quantize(torch.ones(16, 32 * 4), "q8_0")
+    weight.codes_t.fill_(1)
+    weight.scales_t.fill_(1)
+    x = torch.zeros(1, 128)
+    x[0, ::32] = torch.tensor([2.0**24, 1.0, 1.0, 1.0])
+    plain = reference.float_reference(x, weight, 4)
+    in_runs = reference.float_reference(x, weight, 4, 2)  # (2**24 + 1) + (1 + 1)
+    assert (plain == 2.0**24).all() and (in_runs == 2.0**24 + 2).all()
 
 
 def test_quantised_activations_of_known_values() -> None:

@@ -84,7 +84,7 @@ enum {
     CUEMU_ATOMIC_INC,
     CUEMU_ATOMIC_DEC,
 };
-enum { CUEMU_I32, CUEMU_U32, CUEMU_I64, CUEMU_U64, CUEMU_F32, CUEMU_F64 };
+enum { CUEMU_I32, CUEMU_U32, CUEMU_I64, CUEMU_U64, CUEMU_F32, CUEMU_F64, CUEMU_F16X2, CUEMU_BF16X2 };
 CUEMU_OWN_LINE uint64_t cuemu_atomic(int op, int type, void* address, uint64_t value, uint64_t compare);
 void cuemu_fence(int scope);  // 0 block, 1 device, 2 system
 

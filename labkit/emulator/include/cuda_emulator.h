@@ -23,11 +23,15 @@
 #include "vector_types.h"
 #include "warp.h"
 #include "memory_access.h"
-#include "atomics.h"
 #include "device_math.h"
 #include "half.h"
 #include "bfloat16.h"
+#include "atomics.h"
 #include "kernel_export.h"
+
+// What a text may ask about its compiler. Not before this: the C library's headers ask as well.
+#define __CUDACC__ 1
+#define __CUDA_ARCH__ 860
 
 #define printf(...) cuemu_printf(__VA_ARGS__)
 #undef assert

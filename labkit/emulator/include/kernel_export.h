@@ -7,15 +7,24 @@
 
 namespace cuemu {
 
+// An enum travels as the integer behind it.
+template <class T, bool is_enum = std::is_enum<T>::value> struct Plain {
+    typedef T type;
+};
+template <class T> struct Plain<T, true> {
+    typedef typename std::underlying_type<T>::type type;
+};
+
 // One letter a parameter: p pointer, c pointer to const, f float, d double, i signed, u unsigned, s struct.
 template <class T> struct ParameterKind {
     static constexpr char of_pointer =
         std::is_const<typename std::remove_pointer<T>::type>::value ? 'c' : 'p';
     static constexpr char of_float = sizeof(T) == 8 ? 'd' : 'f';
-    static constexpr char of_integer = std::is_signed<T>::value ? 'i' : 'u';
+    typedef typename Plain<typename std::remove_cv<T>::type>::type Number;
+    static constexpr char of_integer = std::is_signed<Number>::value ? 'i' : 'u';
     static constexpr char value = std::is_pointer<T>::value          ? of_pointer
                                   : std::is_floating_point<T>::value ? of_float
-                                  : std::is_integral<T>::value       ? of_integer
+                                  : std::is_integral<Number>::value  ? of_integer
                                                                      : 's';
 };
 
@@ -26,7 +35,7 @@ template <class T> struct Pointee {
     static constexpr int size = 0;
 };
 template <class T> struct Pointee<T*> {
-    typedef typename std::remove_cv<T>::type Element;
+    typedef typename Plain<typename std::remove_cv<T>::type>::type Element;
     static constexpr char of_integer = std::is_signed<Element>::value ? 'i' : 'u';
     static constexpr char kind = std::is_same<Element, __half>::value          ? 'h'
                                  : std::is_same<Element, __nv_bfloat16>::value ? 'b'

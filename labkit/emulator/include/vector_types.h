@@ -1,5 +1,6 @@
 // char1 … double4, dim3 and make_*: CUDA's vector types with CUDA's sizes and alignments.
 #pragma once
+#include <initializer_list>
 #include "abi.h"
 #include "qualifiers.h"
 
@@ -22,6 +23,14 @@
     Name& operator=(const Name&) = default;
 #endif
 
+// CUDA's vectors are aggregates: `float4 sum = {0};` leaves the rest zero.
+namespace cuemu {
+template <class T> CUEMU_INLINE constexpr T listed(std::initializer_list<T> values, size_t i)
+{
+    return i < values.size() ? values.begin()[i] : T();
+}
+}  // namespace cuemu
+
 #define CUEMU_ALIGNMENT(bytes) ((bytes) > 16 ? 16 : (bytes))
 
 #define CUEMU_VECTOR1(Name, T)                                                                               \
@@ -34,6 +43,7 @@
     struct __attribute__((aligned(2 * sizeof(T)))) Name {                                                    \
         T x, y;                                                                                              \
         constexpr Name(T x_, T y_) : x(x_), y(y_) {}                                                         \
+        constexpr Name(std::initializer_list<T> v) : x(cuemu::listed(v, 0)), y(cuemu::listed(v, 1)) {}       \
         CUEMU_COPY_AS_ONE(Name, 2 * sizeof(T))                                                               \
     };                                                                                                       \
     CUEMU_INLINE Name make_##Name(T x, T y) { return Name(x, y); }
@@ -49,6 +59,10 @@
     struct __attribute__((aligned(CUEMU_ALIGNMENT(4 * sizeof(T))))) Name {                                   \
         T x, y, z, w;                                                                                        \
         constexpr Name(T x_, T y_, T z_, T w_) : x(x_), y(y_), z(z_), w(w_) {}                               \
+        constexpr Name(std::initializer_list<T> v)                                                           \
+            : x(cuemu::listed(v, 0)), y(cuemu::listed(v, 1)), z(cuemu::listed(v, 2)), w(cuemu::listed(v, 3)) \
+        {                                                                                                    \
+        }                                                                                                    \
         CUEMU_COPY_AS_ONE(Name, 4 * sizeof(T))                                                               \
     };                                                                                                       \
     CUEMU_INLINE Name make_##Name(T x, T y, T z, T w) { return Name(x, y, z, w); }

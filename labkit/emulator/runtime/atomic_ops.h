@@ -33,9 +33,22 @@ template <class Float, class Pattern> static Pattern float_result(int op, Patter
     memcpy(&old, &a, sizeof a);
     return old;
 }
+static uint16_t sum16(uint16_t a, uint16_t b, bool bfloat)
+{
+    if (bfloat) return cuemu::float_to_bfloat(cuemu::bfloat_to_float(a) + cuemu::bfloat_to_float(b));
+    return cuemu::float_to_half(cuemu::half_to_float(a) + cuemu::half_to_float(b));
+}
+static uint32_t pair_result(int op, uint32_t old, uint32_t value, bool bfloat)
+{
+    if (op == CUEMU_ATOMIC_EXCHANGE) return value;
+    const uint32_t high = sum16((uint16_t)(old >> 16), (uint16_t)(value >> 16), bfloat);
+    return high << 16 | sum16((uint16_t)old, (uint16_t)value, bfloat);
+}
 static uint32_t result32(int op, int type, uint32_t old, uint32_t value, uint32_t compare)
 {
     if (type == CUEMU_F32) return float_result<float>(op, old, value);
+    if (type == CUEMU_F16X2 || type == CUEMU_BF16X2)
+        return pair_result(op, old, value, type == CUEMU_BF16X2);
     if (type == CUEMU_I32)
         return (uint32_t)integer_result<int32_t>(op, (int32_t)old, (int32_t)value, (int32_t)compare);
     return integer_result<uint32_t>(op, old, value, compare);
@@ -61,8 +74,9 @@ extern "C" EMU_NOINLINE uint64_t cuemu_atomic(int op, int type, void* address, u
     if ((uintptr_t)address & (size - 1))
         fail_at("misaligned: an atomic needs an address that is a multiple of its size", current, pc);
     if (tracing) {
-        exchanging = op == CUEMU_ATOMIC_EXCHANGE;
+        atomic_op = op;
         record(address, size, ATOMIC, pc);
+        atomic_op = -1;
         on_atomic(address);
     }
     if (size == 4) {

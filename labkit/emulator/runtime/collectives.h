@@ -96,8 +96,47 @@ static void execute_warp_op(Thread* lane, int op, unsigned mask, unsigned live)
     for (unsigned rest = live; rest; rest &= rest - 1) lane[__builtin_ctz(rest)].warp_out = result;
 }
 
+// The lanes of `mask` that take part, if all that have not exited are there; else 0.
+static unsigned lanes_that_met(int warp, int op, unsigned mask)
+{
+    const Thread* lane = threads + warp * WARP;
+    const int lanes = lanes_in_warp(warp);
+    unsigned live = 0;
+    for (int i = 0; i < lanes; i++) {
+        if (!(mask >> i & 1) || lane[i].state == DONE) continue;
+        if (lane[i].state != IN_WARP || lane[i].warp_mask != mask || lane[i].warp_op != op) return 0;
+        live |= 1u << i;
+    }
+    return live;
+}
+
+static void complete_warp_operation(Thread* lane, int op, unsigned mask, unsigned live)
+{
+    if (op >= CUEMU_WARP_LDMATRIX && live != 0xffffffffu) {
+        const Thread& first = lane[__builtin_ctz(live)];
+        emu::text m;
+        m.addf("warp mismatch: %s needs all 32 lanes, mask of those that came: %08x", warp_op_name(op), live);
+        fail_at(m.c_str(), &first, first.wait_pc);
+    }
+    execute_warp_op(lane, op, mask, live);
+    for (unsigned rest = live; rest; rest &= rest - 1) lane[__builtin_ctz(rest)].state = READY;
+}
+
+// A lane that exits may be the one that the others waited for.
+static void finish_warp_operations(const Thread* exited)
+{
+    Thread* lane = threads + exited->warp * WARP;
+    for (int i = 0; i < lanes_in_warp(exited->warp); i++) {
+        if (lane[i].state != IN_WARP || !(lane[i].warp_mask >> exited->lane & 1)) continue;
+        const int op = lane[i].warp_op;
+        const unsigned mask = lane[i].warp_mask, live = lanes_that_met(exited->warp, op, mask);
+        if (live) complete_warp_operation(lane, op, mask, live);
+    }
+}
+
 static void warp_operation(int op, unsigned mask, const void* pc)
 {
+    block_uses_warp_operations = true;
     Thread* me = current;
     me->warp_op = op;
     me->warp_mask = mask;
@@ -112,26 +151,12 @@ static void warp_operation(int op, unsigned mask, const void* pc)
     }
     me->state = IN_WARP;
     Thread* lane = threads + me->warp * WARP;
-    const int lanes = lanes_in_warp(me->warp);
-    unsigned live = 0;
-    bool complete = true;
-    for (int i = 0; i < WARP && complete; i++) {
-        if (!(mask >> i & 1) || i >= lanes || lane[i].state == DONE)
-            continue;  // who has exited counts as arrived
-        if (lane[i].state == IN_WARP && lane[i].warp_mask == mask && lane[i].warp_op == op) live |= 1u << i;
-        else complete = false;
-    }
-    if (!complete) {
+    const unsigned live = lanes_that_met(me->warp, op, mask);
+    if (!live) {
         sleep_until_runnable();
         return;
     }
-    if (op >= CUEMU_WARP_LDMATRIX && live != 0xffffffffu) {
-        emu::text m;
-        m.addf("warp mismatch: %s needs all 32 lanes, mask of those that came: %08x", warp_op_name(op), live);
-        fail_at(m.c_str(), me, pc);
-    }
-    execute_warp_op(lane, op, mask, live);
-    for (unsigned rest = live; rest; rest &= rest - 1) lane[__builtin_ctz(rest)].state = READY;
+    complete_warp_operation(lane, op, mask, live);
     // Go on with the warp's first lane, so that lanes keep their order and warps their locality.
     Thread* first = &lane[__builtin_ctz(live)];
     if (first != me) switch_to(first);

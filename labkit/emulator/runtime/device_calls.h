@@ -17,7 +17,11 @@ unsigned cuemu_grid_dim_y() { return grid_dim.y; }
 unsigned cuemu_grid_dim_z() { return grid_dim.z; }
 unsigned cuemu_lane() { return (unsigned)current->lane; }
 long long cuemu_clock() { return nanoseconds_now(); }
-void cuemu_yield() { yield_to_others(); }
+EMU_NOINLINE void cuemu_yield()
+{
+    check_interrupts(EMU_CALLER);
+    yield_to_others();
+}
 
 EMU_NOINLINE int cuemu_barrier(int op, int predicate, int id)
 {
@@ -45,14 +49,27 @@ void cuemu_fence(int)
 
 void* cuemu_dyn_shared() { return dynamic_shared; }
 int cuemu_first_block() { return in_first_block; }
-void cuemu_shared_var(const char* name, void* address, size_t bytes, size_t element, const char*)
+static SharedVariable& shared_variable(const char* name, void* address, size_t bytes, size_t element)
 {
-    for (const SharedVariable& v : shared_variables)
-        if (v.address == address) return;
-    SharedVariable added = {name, (char*)address, bytes, element};
+    for (SharedVariable& v : shared_variables)
+        if (v.address == address) return v;
+    SharedVariable added = {name, (char*)address, bytes, element, 0};
     shared_variables.push_back(added);
     memset(address, 0xff, bytes);
     if (tracing) add_shared_region(name, (char*)address, bytes, element);
+    return shared_variables.back();
+}
+EMU_NOINLINE void cuemu_shared_var(const char* name, void* address, size_t bytes, size_t element, const char*)
+{
+    SharedVariable& variable = shared_variable(name, address, bytes, element);
+    if (variable.launch == launch_number) return;
+    variable.launch = launch_number;
+    static_shared_bytes += bytes;
+    if (static_shared_bytes <= MAX_STATIC_SHARED) return;
+    emu::text m;
+    m.addf("too much shared memory: the __shared__ arrays take %zu bytes, and a GPU has %zu for them",
+           static_shared_bytes, MAX_STATIC_SHARED);
+    fail_at(m.c_str(), current, EMU_CALLER);
 }
 void cuemu_device_var(const char* name, void* address, size_t bytes)
 {
@@ -60,8 +77,9 @@ void cuemu_device_var(const char* name, void* address, size_t bytes)
     device_variables.push_back(added);
 }
 
-int cuemu_printf(const char* format, ...)
+EMU_NOINLINE int cuemu_printf(const char* format, ...)
 {
+    check_interrupts(EMU_CALLER);
     char line[1024];
     va_list arguments;
     va_start(arguments, format);

@@ -79,6 +79,8 @@ static int launch(void (*function)(void**), void** arguments, const unsigned* gr
     kernel_function = function;
     kernel_arguments = arguments;
     in_first_block = 1;
+    launch_number++;
+    static_shared_bytes = 0;
     last_traced_pc = nullptr;
     if (!stacks.reserve(thread_count)) return refuse_launch("no memory for the threads' stacks");
     number_threads();

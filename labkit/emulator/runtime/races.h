@@ -10,7 +10,7 @@
 #include "epochs.h"
 #include "reports.h"
 
-static bool exchanging;  // the atomic does not look at the old value
+static int atomic_op = -1;  // of the atomic that is being recorded
 
 static Partner partner_of(int thread, uint32_t point, uint32_t access_epoch)
 {
@@ -95,13 +95,86 @@ static bool never_written(const Cell& cell, const AccessSet* atomics)
     return cell.epoch < block_start && !(atomics && atomics->epoch >= block_start);
 }
 
+// Copying a struct copies the bytes between its members, which nobody writes: a hole in a word of which
+// another byte was written. Only in arrays of something bigger than a word: in one of half it is a fault.
+static bool is_padding(Region* region, size_t index)
+{
+    if (region->element <= 4 || region->granule >= 4) return false;
+    const size_t cells_a_word = 4 / region->granule, first = index / cells_a_word * cells_a_word;
+    for (size_t i = first; i < first + cells_a_word && i < region->cell_count(); i++)
+        if (!never_written(region->cells.at(i), region->atomics.find(i))) return true;
+    return false;
+}
+
+// The usual loop around atomicCAS begins with a plain read of the same word. That read may be stale, and the
+// comparison finds out: no race. So a thread's plain read that meets others' atomics is only suspected until
+// the thread does a compare-and-swap on the same bytes (cleared) or anything else tells (reported).
+struct Suspect {
+    uintptr_t low, high;  // empty: nothing suspected
+    Region* region;
+    uint32_t point;
+    Partner partner;
+};
+static Suspect suspects[MAX_THREADS];
+
+static void report_suspect(int thread)
+{
+    Suspect& suspect = suspects[thread];
+    if (suspect.low == suspect.high) return;
+    Thread* me = current;
+    current = &threads[thread];  // a report is about the current thread
+    add_report("race: plain read and atomic without a barrier", (const void*)point_at(suspect.point).pc,
+               suspect.low, (unsigned)(suspect.high - suspect.low), suspect.region, &suspect.partner);
+    current = me;
+    suspect.low = suspect.high = 0;
+}
+static void report_suspects()
+{
+    for (int i = 0; i < thread_count; i++) report_suspect(i);
+}
+static void suspect_read(Region* region, uintptr_t address, uint32_t point, const Partner& partner)
+{
+    Suspect& suspect = suspects[current->linear];
+    if (suspect.low != suspect.high && suspect.high == address && suspect.point == point) {
+        suspect.high += region->granule;  // the next cell of the same read
+        return;
+    }
+    report_suspect(current->linear);
+    suspect = {address, address + region->granule, region, point, partner};
+}
+// What the present thread read itself no longer counts as a plain read. (If the set had room for only one of
+// two readers, the other is forgotten with it.)
+static void forget_own_read(AccessSet& set)
+{
+    if (set.epoch != epoch) return;
+    if (set.has_other && set.other_thread == current->linear) set.has_other = 0;
+    if (set.thread / WARP != current->warp) return;
+    set.lanes &= ~(1u << current->lane);
+    if (set.lanes) return;
+    if (!set.has_other) {
+        set.epoch = 0;
+        return;
+    }
+    set.thread = set.other_thread;
+    set.point = set.other_point;
+    set.time = warp_clock[set.thread / WARP];
+    set.lanes = 1u << (set.thread % WARP);
+    set.has_other = 0;
+}
+static void clear_by_compare_and_swap(AccessSet& readers, uintptr_t address)
+{
+    forget_own_read(readers);
+    Suspect& suspect = suspects[current->linear];
+    if (suspect.low <= address && address < suspect.high) suspect.low = suspect.high = 0;
+}
+
 static void check_read(Region* region, size_t index, uintptr_t address, unsigned size, uint32_t point)
 {
     Cell& cell = region->cells.at(index);
     AccessSet* atomics = region->atomics.find(index);
     const void* pc = (const void*)point_at(point).pc;
     Partner partner;
-    if (region->space == SPACE_SHARED && never_written(cell, atomics)) {
+    if (region->space == SPACE_SHARED && never_written(cell, atomics) && !is_padding(region, index)) {
         add_report("read of uninitialised shared memory", pc, address, size, region, nullptr);
     } else if (cell.in_flight && cell.epoch >= block_start) {
         partner = partner_of(cell.thread, cell.point, cell.epoch);
@@ -111,7 +184,7 @@ static void check_read(Region* region, size_t index, uintptr_t address, unsigned
         add_report("race: read after write without a barrier", pc, address, size, region, &partner);
     }
     if (atomics && conflicts(*atomics, region->space, &partner))
-        add_report("race: plain read and atomic without a barrier", pc, address, size, region, &partner);
+        suspect_read(region, address, point, partner);
     add_access(cell.readers, point);
 }
 
@@ -146,7 +219,9 @@ static void check_atomic(Region* region, size_t index, uintptr_t address, unsign
     AccessSet& atomics = region->atomics.at(index);
     const void* pc = (const void*)point_at(point).pc;
     Partner partner;
-    if (region->space == SPACE_SHARED && !exchanging && never_written(cell, &atomics))
+    if (atomic_op == CUEMU_ATOMIC_CAS) clear_by_compare_and_swap(cell.readers, address);
+    const bool sees_old = atomic_op != CUEMU_ATOMIC_EXCHANGE;
+    if (region->space == SPACE_SHARED && sees_old && never_written(cell, &atomics))
         add_report("read of uninitialised shared memory", pc, address, size, region, nullptr);
     if (write_conflicts(cell, region->space, &partner))
         add_report("race: plain write and atomic without a barrier", pc, address, size, region, &partner);

@@ -72,7 +72,7 @@ struct Region {
     Space space;
     bool writable, checked;  // checked: has cells
     emu::text name;
-    unsigned granule;
+    unsigned granule, element;  // bytes a cell, bytes an element of a shared array
     Paged<Cell> cells;
     Paged<AccessSet> atomics;
     // Which sectors this block and this launch have touched: their numbers are the compulsory traffic.
@@ -126,7 +126,7 @@ static Region* nearest_region(uintptr_t address, size_t size, uintptr_t* distanc
 static void forget_cached_regions();  // access points remember where they last were
 
 static Region* add_region(const char* name, void* start, size_t bytes, Space space, bool writable,
-                          unsigned granule)
+                          unsigned granule, size_t element = 4)
 {
     Region* region = (Region*)calloc(1, sizeof(Region));
     if (!region) emu::out_of_memory();
@@ -137,6 +137,7 @@ static Region* add_region(const char* name, void* start, size_t bytes, Space spa
     region->writable = writable;
     region->name = name;
     region->granule = granule;
+    region->element = (unsigned)element;
     region->block_sectors = region->launch_sectors = 0;
     region->checked = writable;
     if (region->checked) {
@@ -158,7 +159,7 @@ static void add_shared_region(const char* name, char* start, size_t bytes, size_
     for (Region* region : regions)
         if (region->low == (uintptr_t)start && region->space == SPACE_SHARED) return;
     const unsigned granule = element >= 4 ? 4 : element == 2 ? 2 : 1;
-    add_region(name, start, bytes, SPACE_SHARED, true, granule);
+    add_region(name, start, bytes, SPACE_SHARED, true, granule, element);
 }
 static void clear_regions()
 {

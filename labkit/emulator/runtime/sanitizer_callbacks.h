@@ -6,12 +6,12 @@
 #ifdef CUEMU_TRACE_BUILD
 // The aligned callbacks promise alignment to their size, up to 8 bytes; the unaligned ones are for
 // memcpy-like accesses, which a GPU compiler splits into bytes.
-static void see(const void* address, unsigned size, Kind kind, const void* pc)
+static void see(const void* address, unsigned size, Kind kind, const void* pc, bool is_volatile = false)
 {
     if (!tracing) return;
     const unsigned alignment = emu::smaller(size, 8u);
     if ((uintptr_t)address & (alignment - 1)) check_alignment((uintptr_t)address, size, alignment, kind, pc);
-    record(address, size, kind, pc);
+    record(address, size, kind, pc, true, is_volatile);
 }
 static void see_unaligned(const void* address, unsigned size, Kind kind, const void* pc)
 {
@@ -22,8 +22,8 @@ extern "C" {
 #define EMU_CALLBACKS(n)                                                                                     \
     EMU_NOINLINE void __tsan_read##n(void* a) { see(a, n, READ, EMU_CALLER); }                               \
     EMU_NOINLINE void __tsan_write##n(void* a) { see(a, n, WRITE, EMU_CALLER); }                             \
-    EMU_NOINLINE void __tsan_volatile_read##n(void* a) { see(a, n, READ, EMU_CALLER); }                      \
-    EMU_NOINLINE void __tsan_volatile_write##n(void* a) { see(a, n, WRITE, EMU_CALLER); }                    \
+    EMU_NOINLINE void __tsan_volatile_read##n(void* a) { see(a, n, READ, EMU_CALLER, true); }                \
+    EMU_NOINLINE void __tsan_volatile_write##n(void* a) { see(a, n, WRITE, EMU_CALLER, true); }              \
     EMU_NOINLINE void __tsan_unaligned_read##n(void* a) { see_unaligned(a, n, READ, EMU_CALLER); }           \
     EMU_NOINLINE void __tsan_unaligned_write##n(void* a) { see_unaligned(a, n, WRITE, EMU_CALLER); }         \
     EMU_NOINLINE void __tsan_unaligned_volatile_read##n(void* a) { see_unaligned(a, n, READ, EMU_CALLER); }  \

@@ -18,6 +18,8 @@ static Thread* next_runnable(const Thread* from)
 }
 
 static void run_fiber();
+static void finish_warp_operations(const Thread* exited);  // collectives.h
+static bool block_uses_warp_operations;
 
 static void give_stack(Thread* thread)
 {
@@ -189,6 +191,7 @@ static void run_fiber()
         me = current;
         me->state = DONE;
         alive_count--;
+        if (block_uses_warp_operations) finish_warp_operations(me);
         if (alive_count && arrived_count == alive_count) release_barrier();
         Thread* next;
         while (!(next = next_runnable(me))) {
@@ -214,6 +217,7 @@ static void run_block(uint64_t linear)
     block_id.z = (unsigned)(linear / grid_dim.x / grid_dim.y);
     alive_count = thread_count;
     arrived_count = 0;
+    block_uses_warp_operations = false;
     free_stacks.clear();
     for (int i = thread_count - 1; i >= 0; i--) free_stacks.push_back(i);
     for (int i = 0; i < thread_count; i++) {

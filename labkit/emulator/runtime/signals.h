@@ -5,7 +5,7 @@
 #include "faults.h"
 
 static const void* fault_pc;
-static uintptr_t fault_address;
+static uintptr_t fault_address, fault_stack_pointer;
 static int fault_signal, fault_code;
 
 #ifndef _WIN32
@@ -36,6 +36,26 @@ static const void* interrupted_pc(void* context)
 #endif
 }
 
+static uintptr_t interrupted_stack_pointer(void* context)
+{
+#if defined(__linux__) && defined(__x86_64__)
+    return (uintptr_t)((ucontext_t*)context)->uc_mcontext.gregs[15];  // REG_RSP
+#elif defined(__linux__) && defined(__aarch64__)
+    return (uintptr_t)((ucontext_t*)context)->uc_mcontext.sp;
+#else
+    (void)context;
+    return 0;
+#endif
+}
+
+// In the gap below a stack, or, with a local array that is bigger than the gap, somewhere below.
+static bool stack_overflowed()
+{
+    const uintptr_t base = (uintptr_t)stacks.base(current->stack), furthest = (uintptr_t)1 << 28;
+    const uintptr_t sp = fault_stack_pointer;
+    return stacks.in_gap(fault_address) || (sp && sp < base && base - sp < furthest);
+}
+
 static void on_fault(int signal, siginfo_t* info, void* context)
 {
     if (kernel_runs_here) {
@@ -43,6 +63,7 @@ static void on_fault(int signal, siginfo_t* info, void* context)
         fault_code = info->si_code;
         fault_address = (uintptr_t)info->si_addr;
         fault_pc = interrupted_pc(context);
+        fault_stack_pointer = interrupted_stack_pointer(context);
         siglongjmp(back_to_launch, 1);
     }
     for (int i = 0; i < 4; i++) {
@@ -154,7 +175,7 @@ static void describe_fault()
         m += "integer division by zero: a GPU would go on with a meaningless number";
     } else if (fault_signal == SIGILL) {
         m += "trap: illegal instruction";
-    } else if (stacks.in_gap(fault_address)) {
+    } else if (stack_overflowed()) {
         m.addf("stack overflow: a thread has %zu bytes for its local arrays and calls", stacks.usable);
 #ifdef SI_KERNEL
     } else if (fault_signal == SIGSEGV && fault_code == SI_KERNEL) {

@@ -89,7 +89,11 @@ struct SharedVariable {
     emu::text name;
     char* address;
     size_t bytes, element;
+    long long launch;  // the latest in which it was seen
 };
+static const size_t MAX_STATIC_SHARED = 48 * 1024;  // on every GPU; more is to be had dynamically only
+static long long launch_number;
+static size_t static_shared_bytes;  // of the variables that this launch has met
 static emu::vector<SharedVariable> shared_variables;
 struct DeviceVariable {
     emu::text name;

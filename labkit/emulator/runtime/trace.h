@@ -20,11 +20,25 @@ static void keep_event(uintptr_t address, unsigned size, uint32_t point, bool ma
     }
 }
 
+// A volatile access to global memory is what PTX calls relaxed: for the race check it is an atomic, and with
+// a fence it releases and acquires. (In shared memory it stays a plain one: volatile once stood for
+// __syncwarp there, and no longer does.)
+static void check_races_of(Region* region, uintptr_t address, unsigned size, Kind kind, uint32_t point,
+                           bool is_volatile)
+{
+    if (!is_volatile || region->space != SPACE_GLOBAL) {
+        check_cells(region, address, size, kind, point);
+        return;
+    }
+    check_cells(region, address, size, ATOMIC, point);
+    on_atomic((void*)address);
+}
+
 // Returns the access point. `may_wait`: the thread may be put to sleep here (not inside a warp operation).
-static uint32_t record(const void* pointer, unsigned size, Kind kind, const void* pc, bool may_wait = true)
+static uint32_t record(const void* pointer, unsigned size, Kind kind, const void* pc, bool may_wait = true,
+                       bool is_volatile = false)
 {
     const uintptr_t address = (uintptr_t)pointer;
-    last_traced_pc = pc;
     if (address - (uintptr_t)stacks.base(current->stack) < stacks.usable)
         return 0;  // the thread's own locals
     check_interrupts(pc);
@@ -33,15 +47,17 @@ static uint32_t record(const void* pointer, unsigned size, Kind kind, const void
     if (!region || !region->contains(address, size)) {
         region = find_region(address, size);
         if (!region) {
+            last_traced_pc = pc;
             report_out_of_bounds(address, size, kind, pc);
             return 0;
         }
         if (index) point_at(index).cached = region;
     }
     if (region->space == SPACE_CONSTANT || !index) return 0;
+    last_traced_pc = pc;
     if (region->space == SPACE_GLOBAL && writes(kind) && !region->writable)
         add_report("write to a const buffer", pc, address, size, region, nullptr);
-    if (check_races && region->checked) check_cells(region, address, size, kind, index);
+    if (check_races && region->checked) check_races_of(region, address, size, kind, index, is_volatile);
     if (count_requests) keep_event(address, size, index, may_wait);
     return index;
 }
@@ -68,10 +84,15 @@ static void trace_block_begin()
 }
 static void trace_barrier()
 {
+    report_suspects();
     count_all_warps();
     epochs_barrier();
 }
-static void trace_block_end() { count_all_warps(); }
+static void trace_block_end()
+{
+    report_suspects();
+    count_all_warps();
+}
 
 // ---- what Python calls around a traced launch
 EMU_EXPORT void cuemu_trace_begin(int races, int counts, int stop, int basic_blocks)
@@ -96,6 +117,7 @@ EMU_EXPORT void cuemu_trace_begin(int races, int counts, int stop, int basic_blo
 // What the next trace does not need is given back: a process may hold many traced kernels.
 EMU_EXPORT void cuemu_trace_end()
 {
+    report_suspects();  // of a block that did not come to its end
     tracing = false;
     for (Thread& thread : threads) thread.events.release();
     for (Region* region : regions) {
@@ -109,7 +131,8 @@ EMU_EXPORT void cuemu_trace_end()
 }
 EMU_EXPORT void cuemu_trace_dyn(size_t bytes)
 {
-    if (bytes) add_shared_region("dynamic shared memory", dynamic_shared, bytes, 4);
+    // Also with no bytes, so that an access to it can be named.
+    add_shared_region("dynamic shared memory", dynamic_shared, bytes, 4);
 }
 EMU_EXPORT void cuemu_trace_buffer(const char* name, void* start, size_t bytes, int writable)
 {

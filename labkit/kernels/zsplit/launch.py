@@ -1,6 +1,6 @@
 """torch tensors in, torch tensors out: the z-split GEMM on a GPU or in the emulator.
 
-Launches go to torch's current stream; slice sums come from torch's allocator, so they belong to that
+Launches go to torch's current stream; partial sums come from torch's allocator, so they belong to that
 stream and a CUDA graph can capture the call. Sizes beyond what a grid takes are done in bands of rows.
 """
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from labkit.errors import refuse, require
 from labkit.kernels import runner
 from labkit.kernels.source import KernelSource
+from labkit.kernels.zsplit import rule as rules
 from labkit.kernels.zsplit.rule import GROUP, MAX_BAND_ROWS, MAX_GRID_X, REDUCE_THREADS, Plan, plan
 from labkit.quant.grouped import GroupedWeight
 from labkit.quant.packing import describe
@@ -65,8 +66,9 @@ def zsplit_gemm(
     Args:
         x: float16, bfloat16 or float32 [M, K] on the weight's device; M >= 0, any strides.
         weight: Q8_0 or Q4_0, [N, K].
-        rule: "invariant" (slices by (N, K)) or "seed" (by M as well); see :func:`rule.plan`.
-        nsplit: a number of slices instead of the rule's.
+        rule: "invariant" (slices, and runs of slices, by (N, K)) or "seed" (slices by M as well, no runs);
+            see :func:`rule.plan`.
+        nsplit: a number of slices instead of the rule's, without runs.
         defines: constants of zsplit.cu, such as (("CODES_A_LOAD", 1),).
 
     Returns:
@@ -152,7 +154,7 @@ def gemm_launches(
         args = [weight.codes_t, weight.scales_t, band, None if planned.split else result, part]
         yield _gemm("zsplit_gemm", args, rows, weight, planned, x.dtype, defines)
         if part is not None:
-            yield reduce_launch(part, result)
+            yield reduce_launch(part, result, planned.runs)
 
 
 def int8_launches(
@@ -173,15 +175,20 @@ def int8_launches(
         args += [None if planned.split else out[band], part]
         yield _gemm("zsplit_gemm_int8", args, rows, weight, planned, out.dtype, defines)
         if part is not None:
-            yield reduce_launch(part, out[band])
+            yield reduce_launch(part, out[band], planned.runs)
 
 
-def reduce_launch(part: Tensor, out: Tensor) -> Launch:
-    """out [M, N] = the planes of part float32 [nsplit, M, N], summed in ascending order."""
-    total = out.numel()
-    args = [part, out, total, part.shape[0]]
-    grid = -(-total // REDUCE_THREADS)
-    return Launch(source("zsplit_reduce", out.dtype), (grid,), (REDUCE_THREADS,), args, out.device)
+def reduce_launch(part: Tensor, out: Tensor, runs: int) -> Launch:
+    """out [M, N] = the planes of part float32 [z, M, N], as many runs of them, in ascending order.
+
+    Few outputs get several threads each; more than the planes could not be busy.
+    """
+    total, planes = out.numel(), part.shape[0]
+    few = total <= rules.REDUCE_FEW_OUTPUTS and planes >= rules.REDUCE_WORKERS
+    workers = rules.REDUCE_WORKERS if few or runs < planes else 1
+    block = (REDUCE_THREADS // workers, workers)
+    args = [part, out, total, planes, runs]
+    return Launch(source("zsplit_reduce", out.dtype), (-(-total // block[0]),), block, args, out.device)
 
 
 def aligned(weight: GroupedWeight) -> GroupedWeight:
@@ -201,14 +208,16 @@ def _gemm(
     dtype: torch.dtype,
     defines: tuple[tuple[str, int], ...],
 ) -> Launch:
-    args = [*tensors, rows, weight.n, weight.codes_t.shape[1], weight.k, planned.nsplit]
+    groups = rules.groups_of(weight.k)
+    args = [*tensors, rows, weight.n, weight.codes_t.shape[1], weight.k, planned.nsplit, planned.runs]
+    args += [groups // planned.nsplit, planned.nsplit // planned.runs]
     return Launch(source(entry, dtype, defines), planned.grid, planned.block, args, weight.device)
 
 
 def _part(planned: Plan, rows: int, weight: GroupedWeight) -> Tensor | None:
     if not planned.split:
         return None
-    return torch.empty(planned.nsplit, rows, weight.n, dtype=torch.float32, device=weight.device)
+    return torch.empty(planned.planes, rows, weight.n, dtype=torch.float32, device=weight.device)
 
 
 def _bands(m: int, weight: GroupedWeight, rule: str, nsplit: int | None) -> Iterator[tuple[int, int, Plan]]:

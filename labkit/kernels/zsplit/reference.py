@@ -6,10 +6,12 @@ chapter 04. Runs on any device.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
-from labkit.kernels.zsplit.rule import GROUP, slice_of
+from labkit.kernels.zsplit.rule import GROUP, run_of, slice_of
 from labkit.quant.grouped import GroupedWeight
 
 
@@ -30,13 +32,14 @@ def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     return torch.where(inexact, bits + towards, bits).view(torch.float64).float()
 
 
-def float_reference(x: Tensor, weight: GroupedWeight, nsplit: int) -> Tensor:
-    """Bits of ``zsplit_gemm``.
+def float_reference(x: Tensor, weight: GroupedWeight, nsplit: int, runs: int | None = None) -> Tensor:
+    """Bits of ``zsplit_gemm``, whatever its grid.
 
     Args:
         x: float16, bfloat16 or float32 [M, K].
         weight: [N, K].
         nsplit: slices of K.
+        runs: runs of slices, 1 to nsplit; None: nsplit of them, the plain sum of all slices.
 
     Returns:
         [M, N] of x's dtype.
@@ -54,13 +57,18 @@ def float_reference(x: Tensor, weight: GroupedWeight, nsplit: int) -> Tensor:
         scale = weight.scales_t[group, : weight.n]
         return fma(group_sum(group), scale.expand_as(total), total)
 
-    return _slices(add, x.shape[0], weight, nsplit).to(x.dtype)
+    return _slices(add, x.shape[0], weight, nsplit, runs or nsplit).to(x.dtype)
 
 
 def int8_reference(
-    x_codes: Tensor, x_scales: Tensor, weight: GroupedWeight, nsplit: int, dtype: torch.dtype
+    x_codes: Tensor,
+    x_scales: Tensor,
+    weight: GroupedWeight,
+    nsplit: int,
+    dtype: torch.dtype,
+    runs: int | None = None,
 ) -> Tensor:
-    """Bits of ``zsplit_gemm_int8``.
+    """Bits of ``zsplit_gemm_int8``, whatever its grid.
 
     Args:
         x_codes: int8 [M, Kp].
@@ -68,6 +76,7 @@ def int8_reference(
         weight: [N, K].
         nsplit: slices of K.
         dtype: of the result [M, N].
+        runs: as in :func:`float_reference`.
     """
     dots = group_dots(x_codes, weight)
 
@@ -75,7 +84,7 @@ def int8_reference(
         scale = x_scales[:, group, None] * weight.scales_t[group, : weight.n]
         return total + dots[group].float() * scale
 
-    return _slices(add, x_codes.shape[0], weight, nsplit).to(dtype)
+    return _slices(add, x_codes.shape[0], weight, nsplit, runs or nsplit).to(dtype)
 
 
 def group_dots(x_codes: Tensor, weight: GroupedWeight) -> Tensor:
@@ -110,14 +119,19 @@ def quantize_reference(x: Tensor) -> tuple[Tensor, Tensor]:
     return codes.view(m, groups * GROUP).to(torch.int8), scales
 
 
-def _slices(add, m: int, weight: GroupedWeight, nsplit: int) -> Tensor:  # type: ignore[no-untyped-def]
-    """Groups ascending in a slice, slices ascending."""
+def _slices(  # type: ignore[no-untyped-def]
+    add, m: int, weight: GroupedWeight, nsplit: int, runs: int
+) -> Tensor:
+    """Groups ascending in a slice, slices ascending in a run, runs ascending."""
     groups = weight.k_padded // GROUP
-    result: Tensor | None = None
-    for z in range(nsplit):
+
+    def of_slice(z: int) -> Tensor:
         total = torch.zeros(m, weight.n, device=weight.device)
         for group in slice_of(z, groups, nsplit):
             total = add(total, group)
-        result = total if result is None else result + total
-    assert result is not None
-    return result
+        return total
+
+    def of_run(index: int) -> Tensor:
+        return functools.reduce(torch.add, map(of_slice, run_of(index, nsplit, runs)))
+
+    return functools.reduce(torch.add, map(of_run, range(runs)))

@@ -8,9 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from labkit.errors import InputError
 from labkit.kernels import runner
-from labkit.kernels.registry import Request, Unavailable, find, register
+from labkit.kernels.registry import Request, Unavailable, find, loading, register
 from labkit.kernels.zsplit.launch import aligned, source, zsplit_gemm, zsplit_gemm_int8
 from labkit.quant.grouped import GroupedWeight
 from labkit.quant.sizes import GROUPED_FORMATS
@@ -61,10 +60,7 @@ def prepare(name: str, request: Request) -> GroupedWeight:
         if not request.budget.take(ready.nbytes):
             raise Unavailable("its codes start at an odd address, and the budget has no room for a copy")
         request.budget.give_when_gone(ready, ready.nbytes)
-    try:
+    with loading(weight.device):
         for entry in ENTRIES[name]:
             runner.load(source(entry, getattr(torch, request.dtype)), weight.device)
-    except (InputError, ImportError, OSError) as error:
-        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise Unavailable(first_line) from error
     return ready

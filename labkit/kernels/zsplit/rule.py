@@ -1,5 +1,9 @@
 """How the z-split GEMM is launched: how many slices K is cut into, and which grid computes them.
 
+The order of a sum, hence its bits, is fixed by (N, K): K is cut into slices, neighbouring slices make a
+run, and the result is the sum over the runs of the sum over the slices of each. The grid is free: a block
+takes one slice, or one run, or everything, always in that order.
+
 Pure arithmetic, no torch. The numbers of blocks, slices and bytes are in one place, here.
 """
 
@@ -21,13 +25,25 @@ TARGET_BLOCKS = 512
 """Blocks that a launch should have at least (seed, article 04, section 3.3)."""
 
 PART_CAP_BYTES = 64 << 20
-"""Most bytes of slice sums, ``nsplit * M * N * 4`` (seed, article 04, section 3.3)."""
+"""Most bytes of partial sums, ``planes * M * N * 4`` (seed, article 04, section 3.3)."""
 
-MIN_SLICE_GROUPS = 4
-"""Least groups of a slice under the rule of (N, K). A slice sum is 4 bytes, written and read back, for
-128 products: by arithmetic (2.5 instructions a product, nothing overlapped, nothing left in the L2) it adds
-at most a fifth to the time on an H200 and two fifths on an RTX 3050 Laptop, while the grid is under 512
-blocks; nothing above. The seed's rule goes down to one group, four times that."""
+LEAST_RUNS, MOST_RUNS = 16, 32
+"""Runs of slices: one for each :data:`RUN_GROUPS` groups, within these; never more than slices. 16 runs
+fill a grid that has 32 blocks along N and M; 32, where K is long enough, one that has 16 (2048 columns at
+M = 8). More would add partial sums to every larger batch, and could pass the cap: 32 planes of what 511
+blocks own are 63.9 MiB, so under this rule the cap never decides."""
+
+RUN_GROUPS = 4
+"""Groups of a run at least, when it has a choice: a partial sum is 4 bytes, written and read back, for 128
+products."""
+
+FREE_PART_BYTES = 1 << 20
+"""Partial sums that a small L2 keeps (2 MiB on an RTX 3050 Laptop): they need not be weighed against the
+weight."""
+
+REDUCE_WORKERS, REDUCE_FEW_OUTPUTS = 16, 1 << 15
+"""Threads of the reduce that share an output, and up to how many outputs they do: 128 blocks of 256 outputs
+would not keep an H200's 132 SMs reading. One plane a slice never has more outputs (31 blocks of 1024)."""
 
 MAX_GRID_YZ = 65_535
 MAX_GRID_X = 2**31 - 1
@@ -46,17 +62,28 @@ class Plan:
     """One launch of the GEMM, and its reduce if it has one.
 
     Attributes:
-        nsplit: slices of K. It alone decides the order of the sums, hence the bits.
-        grid: blocks in x, y, z.
-        split: a block computes one slice and a second kernel adds them; otherwise a block computes
-            every slice in turn. The bits are the same.
-        part_bytes: float32 slice sums, 0 without a split.
+        nsplit: slices of K.
+        runs: runs that they form, 1 to nsplit; nsplit means the plain sum of all slices. These two alone
+            decide the order of the sums, hence the bits.
+        grid: blocks in x, y, z. z is ``nsplit`` (a block computes one slice), ``runs`` (a block folds the
+            slices of one run) or 1 (a block folds everything). The bits are the same.
+        part_bytes: float32 partial sums, one plane [M, N] for each z; 0 when z is 1.
     """
 
     nsplit: int
+    runs: int
     grid: tuple[int, int, int]
-    split: bool
     part_bytes: int
+
+    @property
+    def planes(self) -> int:
+        """Planes of partial sums that a second kernel adds; 1: there is none, the GEMM writes the result."""
+        return self.grid[2]
+
+    @property
+    def split(self) -> bool:
+        """Whether K is spread over blocks, and a second kernel adds what they found."""
+        return self.planes > 1
 
     @property
     def blocks(self) -> int:
@@ -91,6 +118,11 @@ def slice_of(z: int, ngroups: int, nsplit: int) -> range:
     return range(first, first + base + (z < remainder))
 
 
+def run_of(index: int, nsplit: int, runs: int) -> range:
+    """Slices of run ``index``: dealt out to the runs as groups are to the slices."""
+    return slice_of(index, nsplit, runs)
+
+
 def seed_nsplit(m: int, n: int, k: int) -> int:
     """Slices by the seed's rule (article 04, section 3.3): they depend on M, and so do a row's bits.
 
@@ -105,25 +137,32 @@ def seed_nsplit(m: int, n: int, k: int) -> int:
 
 
 def invariant_nsplit(n: int, k: int) -> int:
-    """Slices by (N, K) only: a row's bits do not depend on who shares its batch.
+    """Slices by (N, K) only, those of M = 1 for every M: a row's bits do not depend on who shares its batch.
 
-    Enough for 512 blocks at M = 1, and at least :data:`MIN_SLICE_GROUPS` groups each.
+    Enough for 512 blocks at M = 1, at most one a group. (The cap never decides at M = 1.)
     """
-    x, _ = blocks_xy(1, n)
-    return max(1, min(-(-TARGET_BLOCKS // x), groups_of(k) // MIN_SLICE_GROUPS))
+    return seed_nsplit(1, n, k)
+
+
+def invariant_runs(n: int, k: int) -> int:
+    """Runs that the slices of :func:`invariant_nsplit` form; see :data:`LEAST_RUNS`."""
+    return min(invariant_nsplit(n, k), max(LEAST_RUNS, min(MOST_RUNS, groups_of(k) // RUN_GROUPS)))
 
 
 def plan(m: int, n: int, k: int, *, rule: str = "invariant", nsplit: int | None = None) -> Plan:
     """How to launch x [M, K] by W [N, K].
 
     The rule of (N, K) is the default: labkit promises bits that do not depend on the batch. It costs
-    little, because only the number of slices must not depend on M: where the grid is full without
-    them, or the slice sums would pass the cap, each block computes all slices itself and writes none.
+    little, because only slices and runs must not depend on M. The grid may: it has the smallest of
+    z = 1, runs, nsplit that gives 512 blocks, or the largest of them when none does. A plane for each slice
+    has to be worth it: written and read, the planes may cost no more traffic than the weight, or they fit
+    :data:`FREE_PART_BYTES`.
 
     Args:
         m, n, k: sizes, each >= 1; m at most :data:`MAX_BAND_ROWS`.
-        rule: "invariant", or "seed" for the article's.
-        nsplit: so many slices instead of the rule's, 1 to the number of groups.
+        rule: "invariant", or "seed" for the article's: one level, no runs.
+        nsplit: so many slices instead of the rule's, 1 to the number of groups; one level too. Past the
+            cap of partial sums, z is 1.
 
     Raises:
         InputError: a size, rule or nsplit out of range.
@@ -137,19 +176,28 @@ def plan(m: int, n: int, k: int, *, rule: str = "invariant", nsplit: int | None 
     if nsplit is not None:
         in_range = isinstance(nsplit, int) and not isinstance(nsplit, bool) and 1 <= nsplit <= ngroups
         require(in_range, "nsplit", repr(nsplit), f"1 to {ngroups}, the groups of K = {k}")
-        slices, split = nsplit, nsplit <= MAX_GRID_YZ and _fits(nsplit, m, n)
+        slices, runs, z = nsplit, nsplit, nsplit if _fits(nsplit, m, n) else 1
     elif rule == "seed":
-        slices = seed_nsplit(m, n, k)
-        split = True
+        slices = runs = z = seed_nsplit(m, n, k)
     else:
-        slices = invariant_nsplit(n, k)
-        split = x * y < TARGET_BLOCKS and _fits(slices, m, n)
-    split = split and slices > 1
-    return Plan(slices, (x, y, slices if split else 1), split, slices * m * n * 4 if split else 0)
+        slices, runs = invariant_nsplit(n, k), invariant_runs(n, k)
+        z = _planes(x * y, slices, runs, m, n, ngroups)
+    return Plan(slices, runs, (x, y, z), z * m * n * 4 if z > 1 else 0)
 
 
-def _fits(nsplit: int, m: int, n: int) -> bool:
-    return nsplit * m * n * 4 <= PART_CAP_BYTES
+def _planes(blocks: int, slices: int, runs: int, m: int, n: int, ngroups: int) -> int:
+    """z of the grid, given its blocks in x and y: it changes the time, never the bits."""
+    if blocks >= TARGET_BLOCKS or not _fits(runs, m, n):
+        return 1
+    # Bytes of the weight: a code each, and four for the scale of a group.
+    affordable = max(ngroups * (GROUP + 4) * n, 2 * FREE_PART_BYTES)
+    if blocks * runs >= TARGET_BLOCKS or 2 * slices * m * n * 4 > affordable:
+        return runs
+    return slices if _fits(slices, m, n) else runs
+
+
+def _fits(planes: int, m: int, n: int) -> bool:
+    return planes <= MAX_GRID_YZ and planes * m * n * 4 <= PART_CAP_BYTES
 
 
 def _whole(name: str, value: int) -> int:
