@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from statistics import median
 from typing import Any
 
 import torch
 
-from labkit import device
+from labkit.bench import timing
 from labkit.check import Verdict, cuda, exercise, forbid_calls, not_yet, passed
 from labkit.check.cuda_case import ProductCase, product_case
 from labkit.check.verdict import NotYet
@@ -49,9 +48,9 @@ def gpu_rows(naive: str, improved: KernelSource, n: int = 37888, k: int = 3584) 
     torch.testing.assert_close(first, second, rtol=1e-2, atol=1e-2)
     rows = []
     for name, kernel, launch in zip(("naive", "labkit"), kernels, launches, strict=True):
-        seconds = median(device.time_calls(functools.partial(kernel, *launch), "cuda", 10))
-        row = {"kernel": name, "what": f"{n} × {k}", "us": 1e6 * seconds, "origin": "measured"}
-        rows.append(row | {"gb_s": packed.nbytes / seconds / 1e9})
+        us = timing.median_us(functools.partial(kernel, *launch))
+        row = {"kernel": name, "what": f"{n} × {k}", "us": us, "origin": "measured"}
+        rows.append(row | {"gb_s": packed.nbytes / us / 1e3})
     return rows
 
 
