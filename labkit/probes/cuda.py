@@ -116,7 +116,14 @@ def nvdisasm() -> Finding:
     found = [str(path) for path in find_nvdisasm()]
     if not found:
         return Finding("nvdisasm", "note", "not found", DISASSEMBLER_FIX, {"found": []})
-    done = subprocess.run([found[0], "--version"], capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(
+        [found[0], "--version"],
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=20,
+        check=False,
+    )
     release = re.search(r"release (\S+?),", done.stdout)
     version = release[1] if release else "unknown version"
     return Finding("nvdisasm", "ok", f"{version}, {found[0]}", facts={"found": found, "version": version})

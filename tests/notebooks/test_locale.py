@@ -152,9 +152,9 @@ def _opens_text(call: ast.Call) -> bool:
     owner = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
     if owner[:1].isupper():  # TensorFile.open and its like: a class's own way to open
         return False
-    positional = (
-        call.args[1:] if name in ("open", "fdopen") and isinstance(call.func, ast.Name) else call.args
-    )
+    # open(file, mode) and os.fdopen(number, mode), but path.open(mode)
+    skips = name == "fdopen" or (name == "open" and isinstance(call.func, ast.Name))
+    positional = call.args[1:] if skips else call.args
     modes = [*positional[:1], *([named["mode"]] if "mode" in named else [])]
     binary = any(isinstance(mode, ast.Constant) and "b" in str(mode.value) for mode in modes)
     temporary = name in ("NamedTemporaryFile", "TemporaryFile") and not modes

@@ -278,7 +278,7 @@ def test_the_story_of_the_chapter_is_in_the_record() -> None:
         us["rolled"] > 1.4 * us["tile"] and code["rolled"].instructions() > 1.8 * code["tile"].instructions()
     )
     assert code["rolled"].waits() == code["tile"].waits()
-    assert us["rolled"] == pytest.approx(us["grid.y"], rel=0.05)
+    assert us["rolled"] == pytest.approx(us["grid.y"], rel=0.1)
     assert code["rolled"].instructions() == pytest.approx(code["grid.y"].instructions(), rel=0.05)
     warps = {name: batch_tile.working_warps(name, 8, "h200") for name in batch_tile.VARIANTS}
     assert warps["together"] < 0.6 * warps["tile"] and warps["rolled"] == warps["tile"] < warps["grid.y"]
