@@ -193,7 +193,9 @@ def _fix(text: str, found: list[Diagnostic]) -> str:
         code = (token for token in tokenize(diagnostic.source) if token.kind in ("word", "punct", "number"))
         if strange := next((c for token in code for c in token.text if c in _FULL_WIDTH), None):
             return f"type {_FULL_WIDTH[strange]} instead of {strange}"
-        if re.match(r"expected '[,;]|expected .*';'", diagnostic.text) and _starts_line(diagnostic):
+        # A barrier after an unfinished line reads as a call of it: the macro begins with a bracket.
+        stumbles = r"expected '[,;]|expected .*';'|expression cannot be used as a function|called object type"
+        if re.match(stumbles, diagnostic.text) and _starts_line(diagnostic):
             return f"is there a ';' missing at the end of the line above line {diagnostic.line}?"
         for pattern, advice in _ADVICE:
             if re.search(pattern, diagnostic.text):

@@ -150,6 +150,11 @@ def test_a_missing_semicolon() -> None:
     assert found.line == 2 or "';' missing at the end of the line above line 3" in found.fix
 
 
+def test_a_missing_semicolon_before_a_barrier() -> None:
+    found = error("__global__ void k(float* o) {\no[0] = sqrtf(o[1])\n__syncthreads();\n}\n")
+    assert found.line == 2 or "';' missing at the end of the line above line 3" in found.fix
+
+
 def test_mark_at_the_start_of_a_file() -> None:
     emulator.compile("\ufeff__global__ void k() {}")
 
