@@ -1,4 +1,4 @@
-"""Three chapters in real JupyterLab: all cells run, and their widgets answer to the keyboard."""
+"""Chapters in real JupyterLab: all cells run, and their widgets answer to the keyboard."""
 
 from __future__ import annotations
 
@@ -60,4 +60,19 @@ def test_chapter_02_bit_viewer(open_chapter: Any) -> None:
     chapter.choose("format", "W4: 8 codes in 4 bytes")
     chapter.wait_for_text(chapter.text_of(expected.html()))
     assert "b3 = 0x" in chapter.widget_text()
+    assert chapter.errors() == []
+
+
+def test_chapter_07_dispatch_thresholds(open_chapter: Any) -> None:
+    """A threshold that moves changes the kernel named at the cursor, and the parameters it stands for."""
+    chapter = open_chapter("07_dispatch.ipynb")
+    assert chapter.errors() == []
+    before = chapter.widget_text()
+    assert "gemv_small_batch" in before
+    for _ in range(7):  # single row up to M = 1 … 8, where the cursor is
+        now = chapter.widget_text()
+        chapter.press("Single row up to M", "ArrowRight")
+        chapter.wait_for_change(now)
+    after = chapter.widget_text()
+    assert "M = 8: gemv_single_row" in after and "M = 8: gemv_single_row" not in before
     assert chapter.errors() == []
