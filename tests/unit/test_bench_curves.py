@@ -79,3 +79,10 @@ def test_what_was_not_recorded_is_refused_with_a_list(
 def test_an_emulated_record_is_no_curve(folder: Path) -> None:
     assert all(one.origin in ("measured", "quoted") for one in curves.available(folder))
     assert curves.from_record(record(kind="emulated")) == []
+
+
+def test_the_kept_record_of_the_seed_tables_is_the_one_that_the_course_shows(checkout: Path) -> None:
+    shown = sorted((checkout / "data" / "measured").glob("gemm-seed-*.json"))
+    assert shown
+    for file in shown:
+        assert (checkout / "results" / "evidence" / file.name).read_bytes() == file.read_bytes()
