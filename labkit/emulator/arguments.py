@@ -14,10 +14,8 @@ import numpy as np
 
 from labkit.emulator.source import Parameter
 from labkit.errors import refuse, require
+from labkit.kernels.limits import MAX_BLOCK, MAX_GRID, MAX_THREADS
 
-MAX_THREADS = 1024
-_MAX_GRID = (2**31 - 1, 65535, 65535)
-_MAX_BLOCK = (1024, 1024, 64)
 _KINDS = {"f": "floating point", "h": "float16", "b": "bfloat16", "i": "signed", "u": "unsigned"}
 _FLOAT_MAX = float(np.finfo(np.float32).max)
 
@@ -72,7 +70,7 @@ def grid_and_block(grid: Any, block: Any) -> tuple[tuple[int, int, int], tuple[i
     Raises:
         InputError: not one to three positive integers, or beyond what CUDA allows.
     """
-    grid, block = shape("grid", grid, _MAX_GRID), shape("block", block, _MAX_BLOCK)
+    grid, block = shape("grid", grid, MAX_GRID), shape("block", block, MAX_BLOCK)
     threads = block[0] * block[1] * block[2]
     require(threads <= MAX_THREADS, "block", f"{block}, {threads} threads", f"at most {MAX_THREADS} threads")
     return grid, block

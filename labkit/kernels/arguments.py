@@ -10,12 +10,8 @@ import numpy as np
 import torch
 
 from labkit.errors import refuse, require
+from labkit.kernels.limits import MAX_BLOCK, MAX_GRID, MAX_THREADS
 from labkit.kernels.signature import Parameter, convert_scalar
-
-MAX_GRID = (2**31 - 1, 65535, 65535)
-MAX_BLOCK = (1024, 1024, 64)
-MAX_THREADS = 1024
-"""Limits of a launch (CUDA C++ Programming Guide 12.9, Technical Specifications per Compute Capability)."""
 
 _FLOATS = {"half": torch.float16, "bfloat16": torch.bfloat16, "float": torch.float32, "double": torch.float64}
 _SCALARS = {

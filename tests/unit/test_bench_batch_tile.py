@@ -265,8 +265,6 @@ def test_the_story_of_the_chapter_is_in_the_record() -> None:
     times = {one.m: one.us for one in batch_times.measured_times() if one.key == "h200"}
     assert times[2]["tile"] > times[2]["grid.y"]
     assert all(times[m]["tile"] < times[m]["grid.y"] for m in (4, 8))
-    if "together" not in times[8]:
-        pytest.skip("the record of the four kernels is not there yet")
     code = {name: batch_tile.code(name, "sm_90") for name in batch_tile.VARIANTS}
     us = times[8]
     assert (

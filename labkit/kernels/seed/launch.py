@@ -11,12 +11,11 @@ from torch import Tensor
 
 from labkit.errors import refuse, require
 from labkit.kernels import runner
+from labkit.kernels.limits import MAX_GRID
 from labkit.kernels.source import KernelSource
 from labkit.quant.formats import QuantWeight
 
-MAX_GRID_X = 2**31 - 1
-MAX_GRID_Y = 65_535
-"""Blocks a CUDA grid may have along x and y (CUDA C++ Programming Guide, technical specifications)."""
+MAX_GRID_X, MAX_GRID_Y, _ = MAX_GRID
 
 _OFFSET = {None: 0, torch.float16: 1, torch.float32: 2}
 _VECTOR = 8  # activations of one 16-byte load

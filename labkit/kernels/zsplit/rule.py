@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from labkit.errors import refuse, require
+from labkit.kernels.limits import MAX_GRID
 
 GROUP = 32
 """Codes a scale; a slice holds whole groups."""
@@ -45,8 +46,7 @@ REDUCE_WORKERS, REDUCE_FEW_OUTPUTS = 16, 1 << 15
 """Threads of the reduce that share an output, and up to how many outputs they do: 128 blocks of 256 outputs
 would not keep an H200's 132 SMs reading. One plane a slice never has more outputs (31 blocks of 1024)."""
 
-MAX_GRID_YZ = 65_535
-MAX_GRID_X = 2**31 - 1
+MAX_GRID_X, MAX_GRID_YZ, _ = MAX_GRID
 
 MAX_COLUMNS = 2**31 - 4096
 """N and K are C ints in the kernel, and a block may begin up to 1023 columns before N."""
