@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from labkit.errors import refuse, require
-from labkit.kernels import nvrtc
+from labkit.kernels import nvrtc, overlapped
 from labkit.kernels.arguments import convert, launch_shape
 from labkit.kernels.signature import Parameter
 from labkit.kernels.source import KernelSource
@@ -133,6 +133,7 @@ class GpuKernel:
                 most = place.attributes.get("MaxSharedMemoryPerBlockOptin", _FREE_SHARED)
         self._most_shared = int(most) - self.static_shared
         self._allowed_shared = max(0, _FREE_SHARED - self.static_shared)
+        self._can_overlap = overlapped.supported(torch.cuda.get_device_capability(index))
         self._lock = threading.Lock()
 
     def prepare(self, shared_bytes: int = 0) -> GpuKernel:
@@ -157,7 +158,13 @@ class GpuKernel:
         return self
 
     def __call__(
-        self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], shared_bytes: int = 0
+        self,
+        grid: Sequence[int],
+        block: Sequence[int],
+        args: Sequence[Any],
+        shared_bytes: int = 0,
+        *,
+        overlap: bool = False,
     ) -> None:
         """Launch on torch's current stream and return at once.
 
@@ -166,6 +173,8 @@ class GpuKernel:
             block: threads, one to three numbers.
             args: in the kernel's order: contiguous tensors on this device, numbers, None.
             shared_bytes: dynamic shared memory a block.
+            overlap: the kernel may start before those ahead of it in the stream have finished, where the
+                GPU can do that (see :mod:`labkit.kernels.overlapped`); it waits in the kernel.
 
         Raises:
             InputError: what does not fit, by name. Errors inside the kernel surface at a later
@@ -176,6 +185,10 @@ class GpuKernel:
         self.prepare(shared_bytes)
         stream = torch.cuda.current_stream(self.device).cuda_stream
         with torch.cuda.device(self.device), self._cupy.cuda.Device(self.device.index):
+            if overlap and self._can_overlap:
+                pointer = self._function.ptr
+                overlapped.launch(pointer, blocks, threads, values, shared_bytes, stream, name=self.name)
+                return
             self._function(blocks, threads, tuple(values), shared_mem=shared_bytes, stream=_stream(stream))
 
     def max_active_blocks(self, threads: int, shared_bytes: int = 0) -> int:

@@ -33,6 +33,18 @@ LAB_FN void cp_async_16(void* shared, const void* global, bool ok = true)
 #endif
 }
 
+// As cp_async_16, BYTES behind both addresses: one pair of registers serves several copies.
+template <int BYTES>
+LAB_FN void cp_async_16_behind(void* shared, const void* global)
+{
+#ifdef __CUEMU__
+    cuemu_cp_async(static_cast<char*>(shared) + BYTES, static_cast<const char*>(global) + BYTES, 16, 16);
+#else
+    asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %2], 16;\n"
+                 ::"r"(shared_address(shared)), "l"(global), "n"(BYTES) : "memory");
+#endif
+}
+
 // Copies `bytes` (0 … 16) and fills the rest of the 16 with zeros: the end of a row.
 LAB_FN void cp_async_16_partial(void* shared, const void* global, int bytes)
 {
@@ -234,6 +246,19 @@ LAB_FN uint4 load_streaming_16(const void* p)
 #endif
 }
 
+// A load that stays where it is written, ahead of its use: the compiler moves an ordinary one down to it.
+LAB_FN uint4 load_early_16(const void* p)
+{
+#ifdef __CUEMU__
+    return *static_cast<const uint4*>(p);
+#else
+    uint4 v;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+#endif
+}
+
 LAB_FN uint2 load_streaming_8(const void* p)
 {
 #ifdef __CUEMU__
@@ -242,6 +267,26 @@ LAB_FN uint2 load_streaming_8(const void* p)
     uint2 v;
     asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];\n" : "=r"(v.x), "=r"(v.y) : "l"(p));
     return v;
+#endif
+}
+
+// ---- programmatic dependent launch (sm_90, and launched so: labkit.kernels.gpu). Elsewhere both do nothing: the
+// kernel starts when those before it in its stream have finished.
+
+// Waits until they have, and their writes are seen. Before it, only data that no kernel under way writes may be
+// read: weights. Every thread that reads or writes anything else calls it first.
+LAB_FN void grid_dependency_wait()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;\n" ::: "memory");
+#endif
+}
+
+// The next kernel of the stream may start, up to its own wait, once every block of this one has called this.
+LAB_FN void grid_dependency_release()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
 #endif
 }
 

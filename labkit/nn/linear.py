@@ -16,17 +16,29 @@ from labkit.kernels import registry
 from labkit.kernels import zsplit as _zsplit  # noqa: F401  (registers the Q8_0 and Q4_0 kernels)
 from labkit.kernels.registry import Request, Unavailable
 from labkit.kernels.seed import linear as _seed  # noqa: F401  (registers the W4 and W3 seed kernels)
+from labkit.kernels.tensor_core import register as _tensor_core
 from labkit.nn.dispatch import DTYPES, Choice, DispatchTable
 from labkit.nn.memory import MemoryBudget, default_budget
 from labkit.quant.formats import QuantWeight
 from labkit.quant.grouped import GroupedWeight
 from labkit.quant.packing import describe
 
+_tensor_core.register_kernel()
+
 DEFAULT_TEMP_BYTES = 16 << 20
 """Temporaries of one call beside x and y. Measured: 256 KiB costs 6 times the time, 32 MiB
 saves a seventh (W4, M = 1, two cores)."""
 
 _CACHED_CHOICES = 1024
+
+
+GPU_TEMP_BYTES = 64 << 20
+"""The same on a GPU, where a band of dense weight is a cuBLAS call of its own: fewer, larger bands."""
+
+
+def default_temp_bytes(device: str) -> int:
+    """Bytes of temporaries beside x and y that a call may take on a device type, "cpu" or "cuda"."""
+    return GPU_TEMP_BYTES if device == "cuda" else DEFAULT_TEMP_BYTES
 
 
 class QuantLinear(nn.Module):
@@ -38,7 +50,7 @@ class QuantLinear(nn.Module):
         table: dispatch table; the project's by default.
         budget: memory that kernels may keep beside the packed weight (a dense copy, an int4
             layout); by default half of the free memory, shared by all layers.
-        temp_bytes: bound on the temporaries of a call.
+        temp_bytes: bound on the temporaries of a call; by default :func:`default_temp_bytes` of the device.
 
     The weight is no parameter: ``to(device)`` moves it, a dtype change leaves it as stored, and both
     drop what kernels kept. It is saved by labkit.quant.save_quantized, not by ``state_dict``.
@@ -55,13 +67,14 @@ class QuantLinear(nn.Module):
         *,
         table: DispatchTable | None = None,
         budget: MemoryBudget | None = None,
-        temp_bytes: int = DEFAULT_TEMP_BYTES,
+        temp_bytes: int | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(weight, QuantWeight | GroupedWeight):
             fix = "labkit.quant.quantize makes one" if isinstance(weight, Tensor) else ""
             refuse("weight", describe(weight), "a QuantWeight or GroupedWeight", fix)
-        require(isinstance(temp_bytes, int) and temp_bytes >= 1, "temp_bytes", repr(temp_bytes), "bytes >= 1")
+        whole = temp_bytes is None or (isinstance(temp_bytes, int) and temp_bytes >= 1)
+        require(whole, "temp_bytes", repr(temp_bytes), "bytes >= 1, or None")
         if bias is not None:
             _check_bias(bias, weight)
         self.weight = weight
@@ -161,7 +174,7 @@ class QuantLinear(nn.Module):
             str(dtype).removeprefix("torch."),
             m,
             self.weight,
-            self.temp_bytes,
+            self.temp_bytes or default_temp_bytes(device.type),
             self.budget,
         )
         choice = self.table.select(

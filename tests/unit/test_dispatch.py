@@ -38,14 +38,44 @@ def test_thresholds_of_the_cuda_kernels(format, capability):
 @pytest.mark.parametrize("capability", [(9, 0), (12, 0)])
 @pytest.mark.parametrize(("format", "single", "small"), [("w4", 16, 64), ("w3", 1, 48)])
 def test_measured_thresholds_of_newer_cards(format, single, small, capability):
-    table = DispatchTable.load()
+    """Of the seed kernels, which stay selectable under the tensor-core family."""
     edges = (1, single, single + 1, small, small + 1, 100_000)
+    table = DispatchTable.load()
+    assert {chosen(table, m, format, capability=capability) for m in edges} == {"tensor_core"}
+    table = table.with_override(disable=["tensor_core"])
     names = [chosen(table, m, format, capability=capability) for m in edges]
     assert names == ["gemv_single_row"] * 2 + ["gemv_small_batch"] * 2 + ["gemm_tiled"] * 2
 
 
+@pytest.mark.parametrize("format", ["w4", "w3"])
+def test_tensor_cores_take_bfloat16_from_8_0_and_float16_where_they_were_timed(format):
+    table = DispatchTable.load()
+    for capability in ((8, 0), (8, 6), LADA, (9, 0), (12, 0)):
+        for m in (1, 64, 65, 100_000):
+            assert chosen(table, m, format, "bfloat16", capability) == "tensor_core"
+            newer = chosen(table, m, format, capability=capability) == "tensor_core"
+            assert newer == (capability >= (9, 0))
+            forced = table.with_override(force="tensor_core")
+            assert chosen(forced, m, format, capability=capability) == "tensor_core"
+    for capability, dtype in (((7, 5), "bfloat16"), ((9, 0), "float32"), ((7, 5), "float16")):
+        assert chosen(table, 1, format, dtype, capability) == "dequant_matmul"
+    assert chosen(table, 1, "q8_0", "bfloat16", (9, 0)) == "zsplit"
+
+
+def test_a_weight_that_tensor_cores_cannot_take_goes_on_to_the_next_row():
+    def refuse(name):
+        return "its group has no tiles" if name == "tensor_core" else ""
+
+    table = DispatchTable.load()
+    choice = table.select("cuda", (9, 0), "w4", "float16", 1, why_not=refuse)
+    assert choice.kernel == "gemv_single_row"
+    assert choice.skipped == (("tensor_core", "its group has no tiles"),)
+    choice = table.select("cuda", (8, 6), "w3", "bfloat16", 1, why_not=refuse)
+    assert choice.kernel == "dequant_matmul" and choice.skipped[0][0] == "tensor_core"
+
+
 @pytest.mark.parametrize(
-    ("dtype", "capability"), [("float16", (7, 5)), ("float32", (8, 6)), ("bfloat16", (9, 0))]
+    ("dtype", "capability"), [("float16", (7, 5)), ("float32", (8, 6)), ("bfloat16", (7, 5))]
 )
 def test_other_dtypes_and_older_cards_take_the_fallback(dtype, capability):
     assert chosen(DispatchTable.load(), 1, dtype=dtype, capability=capability) == "dequant_matmul"
@@ -53,7 +83,7 @@ def test_other_dtypes_and_older_cards_take_the_fallback(dtype, capability):
 
 def test_a_kernel_that_is_not_registered_is_passed_over_and_the_choice_says_why():
     table = DispatchTable.load()
-    missing = {"gemv_single_row", "gemv_small_batch", "gemm_tiled"}
+    missing = {"gemv_single_row", "gemv_small_batch", "gemm_tiled", "tensor_core"}
     choice = table.select(
         "cuda",
         (8, 6),
@@ -63,7 +93,7 @@ def test_a_kernel_that_is_not_registered_is_passed_over_and_the_choice_says_why(
         why_not=lambda name: "not registered" if name in missing else "",
     )
     assert choice.kernel == "dequant_matmul"
-    assert choice.skipped == (("gemv_small_batch", "not registered"),)
+    assert choice.skipped == (("gemv_small_batch", "not registered"), ("tensor_core", "not registered"))
     assert "passed over gemv_small_batch: not registered" in choice.reason
     assert "M = 4" in choice.reason and choice.row.provenance in choice.reason
     assert "not registered" in registry.why_not("no_such_kernel")
@@ -148,12 +178,16 @@ def test_bounds_disable_and_force():
     table = DispatchTable.from_params({"gemm_tiled.m_min": 20, "gemv_small_batch.m_max": None})
     assert chosen(table, 1000) == "gemv_small_batch"
     table = DispatchTable.from_params({"disable": "gemv_small_batch, gemm_tiled"})
+    assert [chosen(table, m) for m in (1, 2, 9)] == ["gemv_single_row", "tensor_core", "tensor_core"]
+    table = table.with_override(disable=["tensor_core"])
     assert [chosen(table, m) for m in (1, 2, 9)] == ["gemv_single_row", "dequant_matmul", "dequant_matmul"]
     choice = table.select("cuda", (8, 6), "w4", "float16", 2, why_not=everything)
-    assert choice.skipped == (("gemv_small_batch", "disabled by an override"),)
+    assert choice.skipped == tuple(
+        (name, "disabled by an override") for name in ("gemv_small_batch", "tensor_core")
+    )
     table = table.with_override(force="dequant_matmul", disable=["dense"])
     assert chosen(table, 1) == "dequant_matmul"
-    assert table.disabled == {"gemv_small_batch", "gemm_tiled", "dense"}
+    assert table.disabled == {"gemv_small_batch", "gemm_tiled", "tensor_core", "dense"}
     assert DispatchTable.from_params({"force": ""}).forced is None
     assert DispatchTable.from_params(None) == DispatchTable.load() == DispatchTable.from_params({})
 
