@@ -8,16 +8,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from labkit import quoted
 from labkit.errors import refuse, require
-from labkit.quant.sizes import PACKED_FORMATS, packed_bytes, round_up
+from labkit.quant.sizes import GROUP_SIZES, PACKED_FORMATS, packed_bytes, round_up
 
 GROUP = 128
 SWEEP_M = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32, 48, 64)
 SEED_TABLES = ("tiled_w4", "tiled_w3", "w3_batch_tile")
 SWEEP = "sweep"
-TABLES = ("seed", *SEED_TABLES, SWEEP)
+FAST = "fast"
+FAST_M = (1, 8, 16, 30, 32, 64, 256, 512)
+FAST_SHAPES = "3b,7b"
+TABLES = ("seed", *SEED_TABLES, SWEEP, FAST)
+DTYPES = ("float16", "bfloat16")
 
 # What a model's name on the command line stands for: the shapes of KERNELS' targets.
 MODELS = {"0.5b": "qwen2.5-0.5b", "1.5b": "qwen2.5-1.5b", "3b": "qwen2.5-3b", "7b": "qwen2.5-7b"}
@@ -25,6 +30,12 @@ MODELS = {"0.5b": "qwen2.5-0.5b", "1.5b": "qwen2.5-1.5b", "3b": "qwen2.5-3b", "7
 _TILED = ("gemm_tiled", "dequant_matmul", "dense_fp16")
 _BATCH_TILE = ("gemv_small_batch", "gemv_batch_w3", "dense_fp16")
 _SWEEP = ("gemv_single_row", "gemv_small_batch", "gemm_tiled", "dequant_matmul", "dense_fp16")
+
+TENSOR_CORE = "tensor_core"
+SEED_DISPATCH = "seed_dispatch"
+DENSE = {"float16": "dense_fp16", "bfloat16": "dense_bf16"}
+PEERS = {"w4": ("tinygemm_w4", "humming_w4"), "w3": ("humming_w3",)}
+_SEED_MOST_M = 64  # above, the seed kernels are many times slower: minutes of GPU time for no news
 
 
 @dataclass(frozen=True)
@@ -36,6 +47,7 @@ class Case:
         format: storage format of W.
         m, n, k, group: shape, and weights that share one scale.
         contenders: names, in the order in which they take turns.
+        dtype: name of the activation dtype, one of :data:`DTYPES`.
     """
 
     table: str
@@ -45,6 +57,12 @@ class Case:
     k: int
     group: int
     contenders: tuple[str, ...]
+    dtype: str = "float16"
+
+    @property
+    def key(self) -> tuple[str, str, int, int, int, str]:
+        """What cases that differ only in M and in who competes have in common."""
+        return self.table, self.format, self.n, self.k, self.group, self.dtype
 
     @property
     def weight_bytes(self) -> int:
@@ -64,20 +82,29 @@ def cases(
     m: Sequence[int] = SWEEP_M,
     formats: Sequence[str] = PACKED_FORMATS,
     group: int = GROUP,
+    dtype: str = "float16",
+    peers: bool = False,
 ) -> list[Case]:
-    """Cases of one table, or of all of them ("seed"), in the order in which they run.
+    """Cases of one table, or of the article's and the sweep ("seed"), in the order in which they run.
 
     Args:
         table: one of :data:`TABLES`.
-        shapes: (N, K) of the sweep over M; the articles' small and large shape when left out.
-        m: rows of the sweep.
+        shapes: (N, K) of the sweep over M and of "fast"; when left out, the articles' small and large
+            shape for the sweep, :data:`FAST_SHAPES` for "fast".
+        m: rows of the sweep and of "fast".
         formats: formats; the articles' tables have their own and are left out when it is not here.
-        group: group size of the sweep (the articles' tables have 128).
+        group: group size of the sweep and of "fast" (the articles' tables have 128).
+        dtype: activations of "fast"; the other tables are of float16.
+        peers: the kernels of other projects compete as well (:data:`PEERS`).
 
     Raises:
-        InputError: unknown table or format, or nothing left to run.
+        InputError: unknown table, format, group or dtype, or nothing left to run.
     """
     require(table in TABLES, "table", repr(table), "one of " + ", ".join(TABLES))
+    require(group in GROUP_SIZES, "group", group, "one of " + ", ".join(map(str, GROUP_SIZES)))
+    require(dtype in DTYPES, "dtype", repr(dtype), " or ".join(DTYPES))
+    fixed = dtype == "float16" or table == FAST
+    require(fixed, "dtype", f"{dtype} for the table {table}", "float16", f"--table {FAST}")
     for name in formats:
         require(name in PACKED_FORMATS, "bits", repr(name), "4, 3 or both")
     wanted = (*SEED_TABLES, SWEEP) if table == "seed" else (table,)
@@ -85,8 +112,12 @@ def cases(
     for name in wanted:
         if name == SWEEP:
             found += _sweep(shapes or default_shapes(), m, formats, group)
+        elif name == FAST:
+            found += _fast(shapes or parse_shapes(FAST_SHAPES), m, formats, group, dtype)
         else:
             found += [case for case in seed_cases(name) if case.format in formats]
+    if peers:
+        found = [replace(case, contenders=(*case.contenders, *PEERS[case.format])) for case in found]
     require(bool(found), "table and bits", f"{table}, {', '.join(formats)}", "at least one case")
     return found
 
@@ -126,6 +157,22 @@ def _sweep(
             extra = ("gemv_batch_w3",) if name == "w3" else ()
             for rows in m:
                 yield Case(SWEEP, name, rows, n, k, group, (*_SWEEP, *extra))
+
+
+def _fast(
+    shapes: Sequence[tuple[int, int]], m: Sequence[int], formats: Sequence[str], group: int, dtype: str
+) -> Iterator[Case]:
+    for n, k in shapes:
+        for name in formats:
+            for rows in m:
+                seed = (SEED_DISPATCH,) if rows <= _SEED_MOST_M else ()
+                names = (TENSOR_CORE, *seed, "dequant_matmul", DENSE[dtype])
+                yield Case(FAST, name, rows, n, k, group, names, dtype)
+
+
+def grouped(found: Sequence[Case]) -> list[list[Case]]:
+    """Neighbours with the same :attr:`Case.key` together: they share a weight, its copies, its reference."""
+    return [list(together) for _, together in groupby(found, key=lambda case: case.key)]
 
 
 def parse_shapes(text: str) -> list[tuple[int, int]]:

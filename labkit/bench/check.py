@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,29 +21,52 @@ class Reference:
 
     Attributes:
         exact: float64 [M, N], from the same dequantised weights.
-        plain_error: largest absolute error of FP16 torch on them.
-        bound: twice that, or two roundings of the largest result where that is more.
+        plain_error: largest absolute error of torch in the activations' dtype on them.
+        bound: :data:`TOLERANCE` times that, or as many roundings of the largest result where that is more.
     """
 
     exact: Tensor
     plain_error: float
     bound: float
 
+    def allowing(self, tolerance: float) -> Reference:
+        """The same with another factor than :data:`TOLERANCE` in the bound."""
+        return replace(self, bound=self.bound * tolerance / TOLERANCE)
+
+
+TOLERANCE = 2.0
+"""How many times the error of plain torch labkit's own kernels may have."""
+
 
 def reference(x: Tensor, weight: QuantWeight) -> Reference:
     """Exact and plain products; the exact one in chunks of rows, so that a large weight fits.
 
     Args:
-        x: float16 [M, K].
+        x: float16 or bfloat16 [M, K].
         weight: [N, K] on x's device.
     """
+    return references(x, weight, [x.shape[0]])[x.shape[0]]
+
+
+def references(x: Tensor, weight: QuantWeight, rows: Iterable[int]) -> dict[int, Reference]:
+    """A reference for each of several M: row i of every batch is row i of x, so one exact product serves all.
+
+    Args:
+        x: float16 or bfloat16 [largest M, K].
+        weight: [N, K] on x's device.
+        rows: the M's.
+    """
     wide = x.double()
-    exact = [wide @ weight.dequantize(torch.float64, rows).t() for rows in _row_chunks(weight)]
-    whole = torch.cat(exact, 1)
-    # One product: in chunks, the library might choose another algorithm than it does for the whole.
-    plain_error = (linear(x, dense_copy(weight, x.dtype)).double() - whole).abs().max().item()
-    rounding = torch.finfo(x.dtype).eps / 2 * whole.abs().max().item()
-    return Reference(whole, plain_error, 2 * max(plain_error, rounding))
+    whole = torch.cat([wide @ weight.dequantize(torch.float64, part).t() for part in _row_chunks(weight)], 1)
+    dense = dense_copy(weight, x.dtype)
+    found = {}
+    for m in rows:
+        exact = whole[:m]
+        # One product: in chunks, the library might choose another algorithm than it does for the whole.
+        plain_error = (linear(x[:m], dense).double() - exact).abs().max().item()
+        rounding = torch.finfo(x.dtype).eps / 2 * exact.abs().max().item()
+        found[m] = Reference(exact, plain_error, TOLERANCE * max(plain_error, rounding))
+    return found
 
 
 def dense_copy(weight: QuantWeight, dtype: torch.dtype = torch.float16) -> Tensor:

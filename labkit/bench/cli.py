@@ -30,14 +30,24 @@ def gemm(
         str,
         typer.Option(
             "--table",
-            help="seed (the article's tables and the sweep), tiled_w4, tiled_w3, w3_batch_tile or sweep.",
+            help="seed (the article's tables and the sweep), tiled_w4, tiled_w3, w3_batch_tile, sweep, "
+            "or fast (the tensor-core family; by default on the shapes 3b,7b).",
         ),
     ] = "seed",
     shapes: Annotated[
-        str | None, typer.Option("--shapes", help="Of the sweep: N×K such as 5632x2048, or 0.5b, 3b, 7b.")
+        str | None,
+        typer.Option("--shapes", help="Of sweep and fast: N×K such as 5632x2048, or 0.5b, 3b, 7b."),
     ] = None,
-    m: Annotated[str | None, typer.Option("--m", help="Rows of the sweep, such as 1-8,16,32.")] = None,
+    m: Annotated[str | None, typer.Option("--m", help="Rows of sweep and fast, such as 1-8,16,32.")] = None,
     bits: Annotated[str, typer.Option("--bits", help="4, 3 or both: 4,3.")] = "4,3",
+    group: Annotated[int, typer.Option("--group", help="Of sweep and fast: 128, 64, 32 or 16.")] = 128,
+    dtype: Annotated[
+        str, typer.Option("--dtype", help="Activations of fast: float16 or bfloat16.")
+    ] = "float16",
+    peers: Annotated[
+        bool,
+        typer.Option("--peers", help="Other projects' kernels as well: tinygemm; humming, if installed."),
+    ] = False,
     device: Device = "auto",
     samples: Annotated[int, typer.Option("--samples", help="Samples of each contender, at least 20.")] = 20,
     graph: Annotated[bool, typer.Option("--graph/--no-graph", help="Time CUDA graphs.")] = True,
@@ -55,6 +65,7 @@ def gemm(
     from labkit.errors import require
 
     chosen: dict[str, Any] = {"table": table, "samples": samples, "graph": graph}
+    chosen |= {"group": group, "dtype": dtype, "peers": peers}
     chosen["device"] = _device(device)
     if shapes is not None:
         chosen["shapes"] = tuple(cases.parse_shapes(shapes))
@@ -70,6 +81,9 @@ def gemm(
     command += f" --shapes {shapes}" if shapes is not None else ""
     command += f" --m {m}" if m is not None else ""
     command += f" --bits {bits}" if bits != "4,3" else ""
+    command += f" --group {group}" if group != 128 else ""
+    command += f" --dtype {dtype}" if dtype != "float16" else ""
+    command += " --peers" if peers else ""
     command += f" --samples {samples}" if samples != 20 else ""
     command += "" if graph else " --no-graph"
     _writable(out)
@@ -92,13 +106,67 @@ def offload(
 
 
 @bench_app.command()
-def show(files: Annotated[list[Path], typer.Argument(help="Records to print again.")]) -> None:
+def decode(
+    model: Annotated[str, typer.Option("--model", help="A shape of data/quoted/models.json.")] = "qwen2.5-3b",
+    batch: Annotated[str, typer.Option("--batch", help="Sequences, such as 1,8.")] = "1",
+    context: Annotated[
+        str, typer.Option("--context", help="Cached tokens at the start, such as 128.")
+    ] = "128",
+    bits: Annotated[int, typer.Option("--bits", help="Of the matrices: 4 or 3.")] = 4,
+    group: Annotated[int, typer.Option("--group", help="128, 64 or 32.")] = 128,
+    head: Annotated[str, typer.Option("--head", help="lm_head: dense or w4, for the peer too.")] = "dense",
+    dtype: Annotated[str, typer.Option("--dtype", help="Our activations: float16 or bfloat16.")] = "float16",
+    tokens: Annotated[int, typer.Option("--tokens", help="Steps of a sample.")] = 32,
+    peers: Annotated[
+        bool, typer.Option("--peers", help="torch.compile with tinygemm as well; compiling takes minutes.")
+    ] = False,
+    device: Device = "auto",
+    samples: Annotated[int, typer.Option("--samples", help="Samples of each contender, at least 20.")] = 20,
+    out: Out = None,
+) -> None:
+    """Tokens a second of the decode step in one CUDA graph, with random weights of a real shape.
+
+    With no GPU a narrow model runs in the emulator: right or wrong and counts, no time.
+
+    Exit codes: 0 done; 1 wrong logits or a failure; 2 wrong usage; 130 interrupted (what was done is kept).
+    """
+    from labkit.bench import cases
+    from labkit.bench import decode as work
+
+    options = work.Options(
+        model=model,
+        batch=tuple(cases.parse_numbers(batch, "batch")),
+        context=tuple(cases.parse_numbers(context, "context")),
+        bits=bits,
+        group=group,
+        head=head,
+        dtype=dtype,
+        tokens=tokens,
+        samples=samples,
+        peers=peers,
+        device=_device(device),
+    )
+    command = f"labkit bench decode --model {model} --batch {batch} --context {context} --bits {bits}"
+    command += f" --head {head}" + (f" --group {group}" if group != 128 else "")
+    command += (f" --dtype {dtype}" if dtype != "float16" else "") + (" --peers" if peers else "")
+    command += (f" --tokens {tokens}" if tokens != 32 else "") + (
+        f" --samples {samples}" if samples != 20 else ""
+    )
+    _writable(out)
+    _finish(work.run(options, command, report=typer.echo), out, plot=False)
+
+
+@bench_app.command()
+def show(
+    files: Annotated[list[Path], typer.Argument(help="Records to print again.")],
+    markdown: Annotated[bool, typer.Option("--markdown", help="Tables in Markdown.")] = False,
+) -> None:
     """Print records again; a file that is none is named and skipped (exit code 1)."""
     from labkit.bench import record, report
 
     records, skipped = record.read_all(files)
     for one in records:
-        typer.echo(report.text(one) + "\n")
+        typer.echo((report.markdown(one) if markdown else report.text(one)) + "\n")
     for message in skipped:
         typer.echo(f"labkit: {message}", err=True)
     raise typer.Exit(EXIT_FAILED if skipped else EXIT_DONE)

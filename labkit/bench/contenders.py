@@ -8,92 +8,161 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from labkit.bench import cases
 from labkit.bench.cases import Case
-from labkit.bench.check import dense_copy
+from labkit.bench.check import TOLERANCE, dense_copy
+from labkit.errors import InputError
 from labkit.kernels import registry
 from labkit.kernels.registry import Request, Unavailable
+from labkit.kernels.seed.linear import NAMES as SEED_NAMES
 from labkit.nn import linear as _layers
+from labkit.nn.dispatch import DispatchTable
 from labkit.nn.memory import MemoryBudget
 from labkit.quant.formats import QuantWeight
 
 Call = Callable[[Tensor], Tensor]
 
-DENSE = "dense_fp16"
+DENSE = cases.DENSE["float16"]
 
 
-class Contender(Protocol):
+class Contender:
     """One column of a table.
 
     Attributes:
         name: as the record has it.
         repeatable: it promises the same bits for the same input.
+        activations: name of the only dtype that it takes; empty for that of the case.
+        tolerance: how many times the error of plain torch it may have, or its figures are not taken.
     """
 
-    name: str
-    repeatable: bool
+    name = ""
+    repeatable = True
+    activations = ""
+    tolerance = TOLERANCE
 
     def why_not(self, case: Case, weight: QuantWeight) -> str:
         """Why it cannot run this case, or an empty string."""
+        return ""
 
     def nbytes(self, case: Case) -> int:
         """Bytes of weights that one call reads, for GB/s and for the number of copies."""
+        return case.weight_bytes
+
+    def held(self, case: Case, weight: QuantWeight) -> QuantWeight:
+        """The weight that it really multiplies by: its result is compared with the product of that."""
+        return weight
+
+    def method(self, case: Case, weight: QuantWeight) -> dict[str, Any]:
+        """What a record should say of how it computes this case."""
+        return {"activations": self.activations} if self.activations not in ("", case.dtype) else {}
+
+    def compile(self, found: Sequence[Case]) -> None:
+        """Make ready, once for a whole run, what takes long and needs no weight."""
 
     def calls(self, case: Case, weights: Sequence[QuantWeight], copies: int) -> list[Call]:
-        """One call for each of ``copies`` copies, ``x [M, K]`` to ``y [M, N]``.
+        """One call for each of ``copies`` copies, ``x [M, K]`` to ``y [M, N]``, for any M.
 
         Args:
+            case: one of those that the calls will serve; they differ in M.
             weights: at least one copy of the packed weight; at least ``copies`` when it is read as it is.
         """
+        raise NotImplementedError
 
 
-class OwnKernel:
+class OwnKernel(Contender):
     """A kernel of the registry."""
-
-    repeatable = True
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def why_not(self, case: Case, weight: QuantWeight) -> str:
-        return registry.why_not(self.name, _request(case, weight))
-
-    def nbytes(self, case: Case) -> int:
-        return case.weight_bytes
+        return registry.why_not(self.name, request(case, weight))
 
     def calls(self, case: Case, weights: Sequence[QuantWeight], copies: int) -> list[Call]:
         kernel = registry.get(self.name)
         made: list[Call] = []
         for weight in weights[:copies]:
-            prepared = kernel.prepare(_request(case, weight))
+            prepared = kernel.prepare(request(case, weight))
             made.append(lambda x, prepared=prepared: kernel.run(x, prepared))  # type: ignore[misc]
         return made
 
 
-class DenseFp16:
+class SeedDispatch(OwnKernel):
+    """The seed kernel that the dispatch table would take, were there no other."""
+
+    def __init__(self) -> None:
+        super().__init__(cases.SEED_DISPATCH)
+
+    def why_not(self, case: Case, weight: QuantWeight) -> str:
+        try:
+            self._choose(case, weight)
+        except InputError as error:
+            return f"no seed kernel: {error.received}"
+        return ""
+
+    def method(self, case: Case, weight: QuantWeight) -> dict[str, Any]:
+        return {"kernel": self._choose(case, weight)}
+
+    def calls(self, case: Case, weights: Sequence[QuantWeight], copies: int) -> list[Call]:
+        return [self._call(case, weight) for weight in weights[:copies]]
+
+    def _call(self, case: Case, weight: QuantWeight) -> Call:
+        found: dict[int, tuple[registry.Kernel, Any]] = {}
+
+        def call(x: Tensor) -> Tensor:
+            m = x.shape[0]
+            if m not in found:
+                here = replace(case, m=m)
+                kernel = registry.get(self._choose(here, weight))
+                found[m] = kernel, kernel.prepare(request(here, weight))
+            kernel, prepared = found[m]
+            return kernel.run(x, prepared)
+
+        return call
+
+    def _choose(self, case: Case, weight: QuantWeight) -> str:
+        asked = request(case, weight)
+
+        def why_not(name: str) -> str:
+            return registry.why_not(name, asked) if name in SEED_NAMES else "no seed kernel"
+
+        table = DispatchTable.load()
+        chosen = table.select(
+            asked.device, asked.capability, case.format, asked.dtype, case.m, why_not=why_not
+        )
+        return chosen.kernel
+
+
+class DenseFp16(Contender):
     """cuBLAS on the dequantised weight, kept dense: what four or three bits have to be compared with."""
 
     name = DENSE
     repeatable = False
-
-    def why_not(self, case: Case, weight: QuantWeight) -> str:
-        return ""
+    dtype = torch.float16
 
     def nbytes(self, case: Case) -> int:
         return 2 * case.n * case.k
 
     def calls(self, case: Case, weights: Sequence[QuantWeight], copies: int) -> list[Call]:
-        first = dense_copy(weights[0])
+        first = dense_copy(weights[0], self.dtype)
         values = [first, *(first.clone() for _ in range(copies - 1))]
         return [lambda x, w=w: linear(x, w) for w in values]  # type: ignore[misc]
 
 
-_added: dict[str, Contender] = {DENSE: DenseFp16()}
+class DenseBf16(DenseFp16):
+    """The same in bfloat16."""
+
+    name = cases.DENSE["bfloat16"]
+    dtype = torch.bfloat16
+
+
+_added: dict[str, Contender] = {one.name: one for one in (DenseFp16(), DenseBf16(), SeedDispatch())}
 
 
 def add(contender: Contender) -> None:
@@ -123,9 +192,10 @@ def random_weight(case: Case, device: str, seed: int = 0) -> QuantWeight:
 
 
 def random_input(case: Case, device: str, seed: int = 1) -> Tensor:
-    """float16 [M, K] of unit variance."""
+    """[M, K] of unit variance, in the dtype of the case."""
     source = torch.Generator(device).manual_seed(seed + case.m)
-    return torch.randn(case.m, case.k, generator=source, device=device).half()
+    x = torch.randn(case.m, case.k, generator=source, device=device)
+    return x.to(getattr(torch, case.dtype))
 
 
 def clone(weight: QuantWeight) -> QuantWeight:
@@ -134,24 +204,28 @@ def clone(weight: QuantWeight) -> QuantWeight:
     return replace(weight, **copied)
 
 
-def _request(case: Case, weight: QuantWeight) -> Request:
+def request(case: Case, weight: QuantWeight) -> Request:
+    """What a layer with this weight would ask the registry for."""
     device = weight.device
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     budget = MemoryBudget(1 << 40)  # how much is kept is the benchmark's own business
-    temp_bytes = _layers.DEFAULT_TEMP_BYTES
-    return Request(device.type, capability, case.format, "float16", case.m, weight, temp_bytes, budget)
+    temp_bytes = _layers.default_temp_bytes(device.type)
+    return Request(device.type, capability, case.format, case.dtype, case.m, weight, temp_bytes, budget)
 
 
 __all__ = [
     "DENSE",
     "Call",
     "Contender",
+    "DenseBf16",
     "DenseFp16",
     "OwnKernel",
+    "SeedDispatch",
     "Unavailable",
     "add",
     "clone",
     "get",
     "random_input",
     "random_weight",
+    "request",
 ]

@@ -42,7 +42,8 @@ class Entry:
             FP16 torch, and the bound: {"max_abs", "plain", "bound"}. Checked before timing.
         samples_us: every sample, µs a call, in the order taken.
         weight_bytes: bytes of the weight that this contender reads, once.
-        method: how it was timed: {"how", "calls", "copies"}.
+        method: how it was timed: {"how", "calls", "copies"}; and, where the contender says so, the kernel
+            that it chose ("kernel") and the activations that it had instead of the run's ("activations").
         counts: of an emulated run: {"sectors", "bytes", ...}.
     """
 
@@ -90,7 +91,7 @@ class Record:
         software: versions of the packages, commit and whether the checkout had changes, system.
         clocks: clocks, temperature, power and throttle reasons, each with "when".
         parameters: every parameter of the run.
-        ceilings: what this device reached in the same run: {"copy_gb_s", "matmul_tflops"}.
+        ceilings: what this device reached in the same run: {"copy_gb_s", "read_gb_s", "matmul_tflops"}.
         entries: the figures.
         notes: sentences that belong to the figures.
         complete: False when the run was interrupted: the entries are those that were done.
@@ -132,10 +133,25 @@ class Record:
                 return entry
         return None
 
+    def share(self, entry: Entry, ceiling: str) -> float | None:
+        """Weights read by an entry over a measured ceiling, such as "read_gb_s"; None when either is missing.
+
+        Above 1 the weights did not all come from memory, or the ceiling was measured low.
+        """
+        rate, most = entry.weight_gb_s, self.ceilings.get(ceiling)
+        return rate / most if rate and most else None
+
+    def _entry_json(self, entry: Entry) -> dict[str, Any]:
+        value = entry.to_json()
+        rates = {"weight_gb_s": entry.weight_gb_s}
+        rates |= {f"of_{name}": self.share(entry, f"{name}_gb_s") for name in ("copy", "read")}
+        value["summary"] |= {name: round(rate, 4) for name, rate in rates.items() if rate is not None}
+        return value
+
     def to_json(self) -> dict[str, Any]:
         """The file's content; ``schema`` comes first."""
         values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "entries"}
-        return {"schema": SCHEMA, **values, "entries": [entry.to_json() for entry in self.entries]}
+        return {"schema": SCHEMA, **values, "entries": [self._entry_json(entry) for entry in self.entries]}
 
     def write(self, path: Path) -> Path:
         """Write atomically; one entry a line, so that two files can be compared by a text tool."""

@@ -6,18 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from labkit import quoted
-from labkit.bench.cases import SEED_TABLES, SWEEP
+from labkit.bench import report_fast
+from labkit.bench.cases import FAST, SEED_TABLES, SWEEP
+from labkit.bench.labels import foreign, label
 from labkit.bench.record import Entry, Record
 from labkit.tables import Table, table
 
-LABELS = {
-    "gemv_single_row": "single-row GEMV",
-    "gemv_small_batch": "small-batch GEMV",
-    "gemv_batch_w3": "W3 batch tile",
-    "gemm_tiled": "tiled GEMM",
-    "dequant_matmul": "dequantise + cuBLAS",
-    "dense_fp16": "dense FP16 cuBLAS",
-}
 _TITLES = {
     "tiled_w4": "W4 tiled GEMM, M = 30, µs a call",
     "tiled_w3": "W3 tiled GEMM, M = 30, µs a call",
@@ -46,11 +40,6 @@ _RATIOS = {
 }
 
 
-def label(contender: str) -> str:
-    """A contender in words."""
-    return LABELS.get(contender, contender)
-
-
 def tables(record: Record) -> list[Table]:
     """Everything that a record says, as tables in the order of the run."""
     if record.kind == "emulated":
@@ -61,9 +50,29 @@ def tables(record: Record) -> list[Table]:
         if entries:
             found.append(_seed(record, name, entries))
     found += _sweeps(record)
+    found += report_fast.tables(record)
     found += _others(record)
     found += _untimed(record)
     return found
+
+
+def markdown(record: Record) -> str:
+    """The same as :func:`text` for a file of ``results/evidence``: Markdown, wide tables and all."""
+    parts = ["\n".join(f"- {line}" for line in head(record))]
+    parts += [as_markdown(one) for one in tables(record)]
+    parts += ["\n".join(f"- {note}" for note in record.notes)] if record.notes else []
+    return "\n\n".join(parts)
+
+
+def as_markdown(one: Table) -> str:
+    """A table in Markdown, its caption in bold above it."""
+
+    def row(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    lines = [f"**{one.caption}**", ""] if one.caption else []
+    lines += [row(one.headers), "|" + "|".join("---:" if right else "---" for right in one.right) + "|"]
+    return "\n".join(lines + [row(cells) for cells in one.cells])
 
 
 def text(record: Record) -> str:
@@ -180,7 +189,7 @@ def _sweeps(record: Record) -> Iterator[Table]:
         rows = []
         for m in dict.fromkeys(entry.m for entry in here):
             medians = {e.contender: e.median_us for e in here if e.m == m and e.samples_us}
-            own = {c: us for c, us in medians.items() if c != "dense_fp16" and us is not None}
+            own = {c: us for c, us in medians.items() if not foreign(c) and us is not None}
             best = min(own, key=lambda c: own[c]) if own else None
             rows.append({"m": m, **medians, "best": label(best) if best else None, "origin": record.kind})
         if not contenders:
@@ -192,7 +201,7 @@ def _sweeps(record: Record) -> Iterator[Table]:
 
 def _others(record: Record) -> Iterator[Table]:
     """Entries of tables that have no form of their own."""
-    rest = [e for e in record.entries if e.table not in (*SEED_TABLES, SWEEP) and e.samples_us]
+    rest = [e for e in record.entries if e.table not in (*SEED_TABLES, SWEEP, FAST) and e.samples_us]
     if rest:
         rows = [
             {

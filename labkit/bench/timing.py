@@ -25,6 +25,10 @@ MOST_COPIES = 512
 
 LEAST_CALLS = 8
 LEAST_SAMPLES = 20
+LONG_US = 100.0
+"""From here on a sample need not pass over all copies: as many as fill the cache twice are enough."""
+VERY_LONG_US = 1000.0
+"""From here on two calls make a sample long enough to time."""
 _WARM_UP = 3
 _SLEEP_CYCLES = 1_000_000  # half a millisecond or so: the host gets ahead of the device
 
@@ -105,19 +109,43 @@ def copies_needed(nbytes: int, l2_bytes: int | None, free_bytes: int | None = No
     return copies
 
 
-def plan_calls(copies: int) -> int:
-    """Calls of one sample: whole passes over the copies, at least :data:`LEAST_CALLS`."""
-    return copies * -(-LEAST_CALLS // copies)
+def plan_calls(copies: int, us: float = 0.0, cold_copies: int = 0) -> int:
+    """Calls of one sample: whole passes over the copies, at least :data:`LEAST_CALLS`; fewer of long calls.
+
+    Args:
+        copies: copies of the weight.
+        us: roughly how long a call takes; 0 for unknown.
+        cold_copies: copies that fill the cache twice; all of them when 0.
+    """
+    whole = copies * -(-LEAST_CALLS // copies)
+    if us < LONG_US:
+        return whole
+    return min(whole, max(2 if us >= VERY_LONG_US else LEAST_CALLS, cold_copies or copies))
 
 
-def prepare(calls: Sequence[Callable[[], Any]], *, graph: bool = True) -> Timed:
+def rough_us(call: Callable[[], Any], clock: Clock) -> float:
+    """About how long one call takes, µs, without what only a first call does."""
+    call()
+    clock.wait()
+    clock.begin_round()
+    start = clock.mark()
+    call()
+    end = clock.mark()
+    clock.wait()
+    return clock.elapsed_us(start, end)
+
+
+def prepare(
+    calls: Sequence[Callable[[], Any]], *, graph: bool = True, us: float = 0.0, cold_copies: int = 0
+) -> Timed:
     """Make one sample out of calls, each on a copy of the weight of its own.
 
     Args:
-        calls: one function a copy; a sample makes whole passes over them.
+        calls: one function a copy; a sample goes through them in turn.
         graph: capture a CUDA graph; where that fails the calls are made one by one.
+        us, cold_copies: as for :func:`plan_calls`.
     """
-    count = plan_calls(len(calls))
+    count = plan_calls(len(calls), us, cold_copies)
 
     def one_by_one() -> None:
         for i in range(count):

@@ -42,6 +42,27 @@ def test_bits_choose_formats() -> None:
         cases.cases("seed", formats=["w5"])
 
 
+def test_the_fast_table_has_the_models_shapes_and_everyone_who_competes() -> None:
+    found = cases.cases("fast", m=cases.FAST_M)
+    assert {(c.n, c.k) for c in found} == set(cases.parse_shapes("3b,7b")) and len(found) == 8 * 8 * 2
+    assert "fast" not in {c.table for c in cases.cases("seed")}  # chapter 07's curves stay what they are
+    for case in found:
+        seed = ("seed_dispatch",) if case.m <= 64 else ()
+        assert case.contenders == ("tensor_core", *seed, "dequant_matmul", "dense_fp16")
+    peers = cases.cases("fast", peers=True, dtype="bfloat16", group=32)
+    assert {c.group for c in peers} == {32} and {c.dtype for c in peers} == {"bfloat16"}
+    for case in peers:
+        assert "dense_bf16" in case.contenders and f"humming_{case.format}" in case.contenders
+        assert ("tinygemm_w4" in case.contenders) == (case.format == "w4")
+
+
+def test_neighbours_of_one_weight_are_grouped() -> None:
+    found = cases.cases("fast", shapes=[(64, 256), (96, 512)], m=(1, 8, 16))
+    together = cases.grouped(found)
+    assert [len(one) for one in together] == [3] * 4 and [c for one in together for c in one] == found
+    assert all(len({c.key for c in one}) == 1 for one in together)
+
+
 def test_an_unknown_table_is_refused_with_the_list() -> None:
     with pytest.raises(InputError, match="w3_batch_tile"):
         cases.cases("nothing")

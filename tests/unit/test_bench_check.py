@@ -26,6 +26,16 @@ def test_the_reference_is_the_product_in_float64() -> None:
     assert 0 < WANTED.plain_error <= WANTED.bound / 2
 
 
+def test_one_product_serves_every_m() -> None:
+    found = check.references(X, WEIGHT, [1, 3, 5])
+    assert list(found) == [1, 3, 5] and torch.equal(found[5].exact, WANTED.exact)
+    for m, one in found.items():
+        alone = check.reference(X[:m], WEIGHT)
+        assert torch.allclose(one.exact, alone.exact, rtol=1e-12) and one.exact.shape == (m, 72)
+        assert 0.5 < one.bound / alone.bound < 2
+    assert found[5].allowing(8.0).bound == 4 * found[5].bound
+
+
 def test_chunks_do_not_change_the_reference(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(check, "_CHUNK_BYTES", 8 * 256 * 7)
     pieces = check.reference(X, WEIGHT)

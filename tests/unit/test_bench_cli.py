@@ -85,6 +85,18 @@ def test_without_a_gpu_kernels_are_checked_and_counted(tmp_path: Path) -> None:
     assert {e.status for e in found.entries} == {"emulated"} and not any(e.samples_us for e in found.entries)
 
 
+def test_the_fast_table_keeps_its_options_in_the_record(tmp_path: Path) -> None:
+    asked = ("gemm", "--table", "fast", "--device", "cpu", "--m", "1,9", "--bits", "3")
+    asked += ("--group", "64", "--dtype", "bfloat16", "--peers")
+    done = labkit(tmp_path, *asked)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = (tmp_path / "bench").iterdir()
+    found = read(path)
+    assert found.command == "labkit bench " + " ".join(asked)
+    assert {e.group for e in found.entries} == {64} and found.parameters["activations"] == "bfloat16"
+    assert {e.contender for e in found.entries if e.status == "emulated"} >= {"dequant_matmul", "dense_bf16"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -96,6 +108,9 @@ def test_without_a_gpu_kernels_are_checked_and_counted(tmp_path: Path) -> None:
         (("gemm", "--samples", "3"), "samples"),
         (("gemm", "--device", "tpu"), "device"),
         (("gemm", "--table", "tiled_w4", "--bits", "3"), "tiled_w4"),
+        (("gemm", "--table", "fast", "--group", "48"), "group"),
+        (("gemm", "--table", "fast", "--dtype", "float64"), "dtype"),
+        (("gemm", "--table", "sweep", "--dtype", "bfloat16"), "--table fast"),
         (("offload", "--device", "cpu"), "device"),
         (("show",), "Missing argument"),
     ],
@@ -128,6 +143,8 @@ def test_show_prints_good_records_and_names_bad_files(tmp_path: Path) -> None:
     bad.write_text(good.read_text(encoding="utf-8")[:200], encoding="utf-8")
     done = labkit(tmp_path, "show", str(good))
     assert done.returncode == 0 and "NVIDIA H200" in done.stdout and "quoted" in done.stdout
+    done = labkit(tmp_path, "show", "--markdown", str(good))
+    assert done.returncode == 0 and "|---:|" in done.stdout and "NVIDIA H200" in done.stdout
     both = labkit(tmp_path, "show", str(bad), str(good), str(tmp_path / "absent.json"))
     assert both.returncode == 1 and "NVIDIA H200" in both.stdout
     assert "bad.json" in both.stderr and "absent.json" in both.stderr and "Traceback" not in both.stderr

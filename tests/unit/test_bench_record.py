@@ -33,6 +33,16 @@ def test_the_file_says_what_it_is_and_holds_samples_and_summary(tmp_path: Path) 
     assert set(first["error"]) == {"max_abs", "plain", "bound"}
 
 
+def test_the_file_has_the_share_of_each_measured_ceiling(tmp_path: Path) -> None:
+    one = entry(us=2.0, samples_us=[2.0], weight_bytes=4000)  # 2 GB/s
+    kept = record([one, entry(samples_us=[])], ceilings={"copy_gb_s": 4.0, "read_gb_s": 5.0})
+    timed, untimed = json.loads(kept.write(tmp_path / "r.json").read_text(encoding="utf-8"))["entries"]
+    figures = timed["summary"]
+    assert (figures["weight_gb_s"], figures["of_copy"], figures["of_read"]) == (2.0, 0.5, 0.4)
+    assert untimed["summary"] == {}
+    assert record([one], ceilings={}).share(one, "read_gb_s") is None
+
+
 def test_an_entry_is_one_line_of_the_file(tmp_path: Path) -> None:
     text = record([entry("a"), entry("b")]).write(tmp_path / "r.json").read_text(encoding="utf-8")
     assert sum('"contender"' in line for line in text.splitlines()) == 2

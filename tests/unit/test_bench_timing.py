@@ -80,6 +80,31 @@ def test_a_sample_is_whole_passes_and_at_least_eight_calls(copies: int) -> None:
     assert calls >= 8 and calls % copies == 0 and calls - copies < 8
 
 
+def test_long_calls_need_fewer_but_still_a_cold_cache() -> None:
+    assert timing.plan_calls(46, us=99, cold_copies=21) == 46
+    assert timing.plan_calls(46, us=100, cold_copies=21) == 21
+    assert timing.plan_calls(4, us=100, cold_copies=2) == 8
+    assert timing.plan_calls(4, us=1000, cold_copies=2) == 2
+    assert timing.plan_calls(46, us=1000, cold_copies=21) == 21
+    assert timing.plan_calls(46, us=1000) == 46  # nothing is known of the cache
+
+
+@given(st.integers(1, 500), st.floats(0, 1e5), st.integers(0, 600))
+def test_a_sample_is_never_longer_than_whole_passes(copies: int, us: float, cold: int) -> None:
+    calls = timing.plan_calls(copies, us, cold)
+    assert 2 <= calls <= timing.plan_calls(copies)
+    assert calls >= min(copies, cold)
+
+
+def test_roughly_how_long_a_call_takes() -> None:
+    clock = FakeClock()
+
+    def call() -> None:
+        clock.now += 7.0 if clock.log else 1000.0  # the first one loads
+
+    assert timing.rough_us(call, clock) == 7.0
+
+
 def test_a_sample_goes_through_every_copy_in_turn() -> None:
     order: list[int] = []
     calls = [lambda i=i: order.append(i) for i in range(3)]  # type: ignore[misc]
