@@ -262,7 +262,9 @@ def open_chapter(browser: Any, lab_server: Server, checkout: Path, tmp_path: Pat
 
     def start(name: str) -> Chapter:
         book = json.loads((checkout / "notebooks" / name).read_text(encoding="utf-8"))
-        count = sum(cell["cell_type"] == "code" for cell in book["cells"])
+        code = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
+        # a cell whose input is hidden shows no number
+        count = sum(not cell["metadata"].get("jupyter", {}).get("source_hidden") for cell in code)
         page = browser.new_page(viewport={"width": 1280, "height": 1000})
         chapter = Chapter(page, name, count)
         page.on("pageerror", lambda error: chapter.console.append(f"page error: {error}"))
