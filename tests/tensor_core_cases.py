@@ -147,6 +147,7 @@ def other_plans(m: int, weight: TileWeight, most_shared: int) -> Iterator[Plan]:
     n_tiles, first = -(-m // 8), plans[0]
     if first.entry == "tensor_core_narrow":
         for k_warps, stages, turns in ((1, 2, 1), (2, 3, 1), (4, 3, 2), (8, 3, 3), (16 // n_tiles, 2, 1)):
+            k_warps = max(k_warps, n_tiles)  # one to add up each n tile
             rack = min(turns * k_warps, weight.k_tiles) * n_tiles * 1024
             defines = (("N_TILES", n_tiles), ("K_WARPS", k_warps), ("STAGES", stages))
             shared = k_warps * stages * weight.record_bytes + rack

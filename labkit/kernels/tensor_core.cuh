@@ -359,6 +359,14 @@ __device__ __forceinline__ void add(float (&sum)[2][4], const float (&added)[2][
     }
 }
 
+__device__ __forceinline__ void set_zero(float (&sum)[2][4])
+{
+#pragma unroll
+    for (int r = 0; r < 8; ++r) {
+        sum[r / 4][r % 4] = 0.f;
+    }
+}
+
 // ---- outputs
 
 struct Output {
@@ -409,19 +417,32 @@ __device__ __forceinline__ void finish(
 #endif
 }
 
-// The fragments of both halves, of columns m0 + 2q (registers 0, 2) and m0 + 2q + 1.
-__device__ __forceinline__ void finish_fragment(const Output& y, int row_tile, int m0, const float (&sum)[2][4])
+// The same for the fragments of both halves, of columns m0 + 2q (registers 0, 2) and m0 + 2q + 1.
+struct Extras {
+    float bias[4][2], residual[4][2];
+};
+
+__device__ __forceinline__ Extras load_extras(const Output& y, int row_tile, int m0)
 {
     const int lane = threadIdx.x % 32;
-    float bias[4][2], residual[4][2];
+    Extras found;
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-        load_extras(bias[r], residual[r], y, row_tile, lane / 4 + 8 * (r / 2), m0 + 2 * (lane % 4) + r % 2);
+        const int row = lane / 4 + 8 * (r / 2), m = m0 + 2 * (lane % 4) + r % 2;
+        load_extras(found.bias[r], found.residual[r], y, row_tile, row, m);
     }
+    return found;
+}
+
+__device__ __forceinline__ void finish_fragment(
+    const Output& y, const Extras& extras, int row_tile, int m0, const float (&sum)[2][4])
+{
+    const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
+        const int row = lane / 4 + 8 * (r / 2), m = m0 + 2 * (lane % 4) + r % 2;
         const float both[2] = {sum[0][r], sum[1][r]};
-        finish(y, bias[r], residual[r], row_tile, lane / 4 + 8 * (r / 2), m0 + 2 * (lane % 4) + r % 2, both);
+        finish(y, extras.bias[r], extras.residual[r], row_tile, row, m, both);
     }
 }
 

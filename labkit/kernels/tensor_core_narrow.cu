@@ -2,12 +2,12 @@
 //
 // A record reaches shared memory by cp.async, each lane copying the codes that it reads itself, STAGES − 1 turns
 // ahead; x comes straight from global memory, one turn ahead. What a record adds to the outputs is left in a rack in
-// shared memory; after `round` turns all warps add up the rack, each some of the outputs, k tiles ascending. So the
-// result does not depend on how many warps there are.
+// shared memory; after `round` turns one warp an n tile adds up the rack, k tiles ascending. So the result does not
+// depend on how many warps there are.
 //
 //   N_TILES  tiles of eight rows of x      K_WARPS  warps of a block, that is of a row tile
 //   STAGES   records of a warp under way or in use
-// registers: 242
+// registers: 160
 #include "tensor_core.cuh"
 
 #ifndef N_TILES
@@ -20,31 +20,53 @@
 #define STAGES 3
 #endif
 #define THREADS (32 * K_WARPS)
-// Left alone, the compiler spills a few words of the larger variants for the sake of another block an SM, and takes
-// a few registers too many for a second block of eight warps.
+// Left alone, the compiler spills a few words of the larger variants for the sake of another block an SM.
 #if GROUPS > 1 || OFFSET
 #define BOUNDS __launch_bounds__(THREADS, 1)
-#elif K_WARPS == 8
-#define BOUNDS __launch_bounds__(THREADS, 2)
 #else
 #define BOUNDS __launch_bounds__(THREADS)
 #endif
+#define AT_ONCE 4  // k tiles of the rack whose loads go out together
 
-// The rack: [k tile][place][half][lane], with a place for each register of a half's fragment in each n tile. A lane of
-// the warp that has a place adds up two outputs: rows `row` and `row` + 16 of the row tile, row `m` of x.
-#define PLACES (4 * N_TILES)
-#define OWN_PLACES ((PLACES + K_WARPS - 1) / K_WARPS)
-#define AT_ONCE (OWN_PLACES > 2 ? 2 : 4)  // k tiles whose loads go out together
-
-struct Place {
-    int index, row, m;
+// The sums of an n tile: of the slice under way, and of the slices before it.
+struct Sums {
+    float total[2][4], slice_sum[2][4];
+    int slice, slice_end;  // the slice under way ends before this k tile
 };
 
-__device__ __forceinline__ Place own_place(int i)
+// Adds the k tiles from `begin` to `end` of the rack, whose first is `begin`; each and longer as in first_tile.
+__device__ __forceinline__ void fold(Sums& sums, const float4* rack, int begin, int end, int each, int longer)
 {
-    const int lane = threadIdx.x % 32, index = threadIdx.x / 32 + i * K_WARPS, r = index % 4;
-    const Place place = {index, lane / 4 + 8 * (r / 2), 8 * (index / 4) + 2 * (lane % 4) + r % 2};
-    return place;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int first = begin; first < end; first += AT_ONCE) {
+        float4 added[AT_ONCE][2];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const float4* at = rack + ((min(first + i, end - 1) - begin) * N_TILES + warp) * 64 + lane;
+            added[i][0] = at[0];
+            added[i][1] = at[32];
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            if (first + i >= end) {
+                break;
+            }
+            if (first + i == sums.slice_end) {
+                add(sums.total, sums.slice_sum);
+                set_zero(sums.slice_sum);
+                ++sums.slice;
+                sums.slice_end += each + (sums.slice < longer);
+            }
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                float (&sum)[4] = sums.slice_sum[h];
+                sum[0] = __fadd_rn(sum[0], added[i][h].x);
+                sum[1] = __fadd_rn(sum[1], added[i][h].y);
+                sum[2] = __fadd_rn(sum[2], added[i][h].z);
+                sum[3] = __fadd_rn(sum[3], added[i][h].w);
+            }
+        }
+    }
 }
 
 extern "C" __global__ void BOUNDS tensor_core_narrow(
@@ -55,14 +77,13 @@ extern "C" __global__ void BOUNDS tensor_core_narrow(
     extern __shared__ __align__(16) uint8_t shared[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int row_tile = blockIdx.x;
-    LABKIT_ASSERT(blockDim.x == THREADS && (gridDim.y == 1 || gridDim.y == slices) && round >= 1);
+    LABKIT_ASSERT(blockDim.x == THREADS && K_WARPS >= N_TILES && (gridDim.y == 1 || gridDim.y == slices) && round >= 1);
     LABKIT_ASSERT(each == k_tiles / slices);
     const int slice0 = gridDim.y == 1 ? 0 : blockIdx.y;
     const int begin = first_tile(slice0, k_tiles, slices, each);
     const int end = gridDim.y == 1 ? k_tiles : first_tile(slice0 + 1, k_tiles, slices, each);
-    const int turns = (end - begin + K_WARPS - 1) / K_WARPS;
     uint8_t* ring = shared + warp * STAGES * RECORD_BYTES;
-    float* rack = reinterpret_cast<float*>(shared + K_WARPS * STAGES * RECORD_BYTES);
+    float4* rack = reinterpret_cast<float4*>(shared + K_WARPS * STAGES * RECORD_BYTES);  // [k tile][n tile][half][lane]
 
     int tile = begin + warp;
     int to_ask = end - tile;  // k tiles from the next one to ask for
@@ -84,13 +105,18 @@ extern "C" __global__ void BOUNDS tensor_core_narrow(
     uint4 x_now[N_TILES][CHUNKS];
     load_x(x_now, x_next, x_stride, left);
 
-    const Output y = {bias, residual, out, M, N};
-    float total[OWN_PLACES][2] = {}, slice_sum[OWN_PLACES][2] = {};
-    float extra[OWN_PLACES][2] = {}, bias_of[OWN_PLACES][2] = {};
     const int longer = k_tiles - slices * each;  // so many slices, the first ones, have one k tile more
-    int slice = slice0, slice_end = first_tile(slice0 + 1, k_tiles, slices, each);
+    Sums sums = {{}, {}, slice0, first_tile(slice0 + 1, k_tiles, slices, each)};
     int stage = 0, base = begin;  // k tile of the first place of the rack
-    for (int turn = 0; turn < turns; ++turn) {
+    for (int turn = begin; turn < end; turn += K_WARPS) {
+        if (turn - base == round * K_WARPS) {
+            __syncthreads();
+            if (warp < N_TILES) {
+                fold(sums, rack, base, turn, each, longer);
+            }
+            __syncthreads();
+            base = turn;
+        }
         // Before the wait: a load behind it would be moved down to its use, and its latency would be paid.
         uint4 x_after[N_TILES][CHUNKS];
         x_next += K_WARPS * TILE_K;
@@ -113,11 +139,11 @@ extern "C" __global__ void BOUNDS tensor_core_narrow(
             const uint8_t* record = ring + stage * RECORD_BYTES;
             float contribution[N_TILES][2][4];
             multiply_record(contribution, record, [&](int t, int c) { return x_now[t][c]; });
-            float* at = rack + (tile - base) * PLACES * 64 + lane;
+            float4* at = rack + (tile - base) * N_TILES * 64 + lane;
 #pragma unroll
-            for (int i = 0; i < 8 * N_TILES; ++i) {
-                const int place = i / 2, h = i % 2;
-                at[32 * i] = contribution[place / 4][h][place % 4];
+            for (int i = 0; i < 2 * N_TILES; ++i) {
+                const float (&v)[4] = contribution[i / 2][i % 2];
+                at[32 * i] = make_float4(v[0], v[1], v[2], v[3]);
             }
         }
 #pragma unroll
@@ -126,78 +152,22 @@ extern "C" __global__ void BOUNDS tensor_core_narrow(
         }
         tile += K_WARPS;
         stage = stage == STAGES - 1 ? 0 : stage + 1;
-        const int done = min(end, begin + (turn + 1) * K_WARPS);
-        if (done < end && done - base < round * K_WARPS) {
-            continue;
-        }
-        if (done == end && gridDim.y == 1) {
-            // On their way while the rack is added up.
-#pragma unroll
-            for (int i = 0; i < OWN_PLACES; ++i) {
-                const Place place = own_place(i);
-                if (place.index < PLACES) {
-                    load_extras(bias_of[i], extra[i], y, row_tile, place.row, place.m);
-                }
-            }
-        }
-        __syncthreads();
-        for (int first = base; warp < PLACES && first < done; first += AT_ONCE) {
-            float added[AT_ONCE][OWN_PLACES][2];
-#pragma unroll
-            for (int j = 0; j < AT_ONCE; ++j) {
-                const float* at = rack + (min(first + j, done - 1) - base) * PLACES * 64 + warp * 64 + lane;
-#pragma unroll
-                for (int i = 0; i < OWN_PLACES; ++i) {
-                    const bool mine = warp + i * K_WARPS < PLACES;
-                    added[j][i][0] = mine ? at[i * K_WARPS * 64] : 0.f;
-                    added[j][i][1] = mine ? at[i * K_WARPS * 64 + 32] : 0.f;
-                }
-            }
-#pragma unroll
-            for (int j = 0; j < AT_ONCE; ++j) {
-                if (first + j >= done) {
-                    break;
-                }
-                const bool ends = first + j == slice_end;
-#pragma unroll
-                for (int i = 0; i < OWN_PLACES; ++i) {
-#pragma unroll
-                    for (int h = 0; h < 2; ++h) {
-                        float& sum = slice_sum[i][h];
-                        if (ends) {
-                            total[i][h] = slice == slice0 ? sum : __fadd_rn(total[i][h], sum);
-                        }
-                        sum = __fadd_rn(ends ? 0.f : sum, added[j][i][h]);
-                    }
-                }
-                if (ends) {
-                    ++slice;
-                    slice_end += each + (slice < longer);
-                }
-            }
-        }
-        base = done;
-        if (done < end) {
-            __syncthreads();
-        }
     }
-#pragma unroll
-    for (int i = 0; i < OWN_PLACES; ++i) {
-        const Place place = own_place(i);
-        if (place.index >= PLACES || place.m >= M) {
-            continue;
-        }
-        float sum[2];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            sum[h] = slice == slice0 ? slice_sum[i][h] : __fadd_rn(total[i][h], slice_sum[i][h]);
-        }
-        if (gridDim.y == 1) {
-            finish(y, bias_of[i], extra[i], row_tile, place.row, place.m, sum);
-        } else {
-            const size_t cell = (((size_t)blockIdx.y * M + place.m) * row_tiles + row_tile) * TILE_ROWS + place.row;
-            part[cell] = sum[0];
-            part[cell + 16] = sum[1];
-        }
+    const Output y = {bias, residual, out, M, N};
+    Extras extras = {};
+    if (gridDim.y == 1 && warp < N_TILES) {
+        extras = load_extras(y, row_tile, 8 * warp);  // on their way while the rack is added up
+    }
+    __syncthreads();
+    if (warp >= N_TILES) {
+        return;
+    }
+    fold(sums, rack, base, end, each, longer);
+    add(sums.total, sums.slice_sum);
+    if (gridDim.y == 1) {
+        finish_fragment(y, extras, row_tile, 8 * warp, sums.total);
+    } else {
+        float* plane = part + (size_t)blockIdx.y * M * row_tiles * TILE_ROWS;
+        store_partial(plane, M, row_tiles, row_tile, 8 * warp, sums.total);
     }
 }

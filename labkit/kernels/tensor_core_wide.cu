@@ -165,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) tensor_core_wi
     for (int t = 0; t < N_TILES; ++t) {
         const int m = m0 + (column_warp * N_TILES + t) * 8;
         if (slices == 1) {
-            finish_fragment(y, row_tile, m, sum[t]);
+            finish_fragment(y, load_extras(y, row_tile, m), row_tile, m, sum[t]);
         } else {
             store_partial(plane, M, row_tiles, row_tile, m, sum[t]);
         }

@@ -86,11 +86,9 @@ def count(source: KernelSource, arch: object = "sm_86") -> Count:
     turn, fold = Counter(bodies[outer]), 0.0
     for span in inner:
         turn -= bodies[span]
-        # Every warp goes through the rack; it loads two halves of each of its places.
-        warps = int(source.define_map["K_WARPS"])
+        # One warp an n tile goes through the rack; it loads two halves of each of its places.
         loads = sum(each.base == "LDS" for each in code.instructions if span[0] <= each.offset <= span[1])
-        at_once = loads / (2 * -(-4 * n_tiles // warps))
-        fold += warps * bodies[span].total() / at_once
+        fold += n_tiles * bodies[span].total() / (loads / 2)
     records = int(source.define_map.get("TURN", 1))
     return Count(source, code.arch, n_tiles, records, turn, fold)
 

@@ -115,7 +115,10 @@ def _narrow(
     tiles = -(-k_tiles // parts) if split else k_tiles
     k_warps = 2
     wanted = device.multiprocessors * (17 if n_tiles == 1 else 10) / 2  # warps on the whole chip
-    most = min(8 if heavy or n_tiles == 2 else 16, tiles)  # 16 leave a thread 128 registers
+    most = 16 if n_tiles == 1 and not heavy else 8  # 16 leave a thread 128 registers
+    if n_tiles == 2 and blocks > device.multiprocessors:
+        most = 4  # more than one block a multiprocessor has no room for 8
+    most = min(most, tiles)
 
     def fits(warps: int, stages: int) -> bool:
         """Whether the stages and a rack of one turn fit in shared memory."""
@@ -133,7 +136,7 @@ def _narrow(
         return k_warps * stages * record_bytes + rack
 
     stages = 4 if turns <= 8 and total(4, turns) <= room else 3
-    most_turns = turns
+    most_turns = turns if turns <= 10 else 4
     while most_turns > 1 and total(stages, most_turns) > room:
         most_turns -= 1
     round_turns = -(-turns // -(-turns // most_turns))  # rounds of the same length

@@ -238,7 +238,7 @@ def test_a_wrong_launch_is_caught_by_the_assertions() -> None:
     ("m", "right", "wrong", "kinds"),
     [
         # The rack is added up before every warp has filled it.
-        (1, "        __syncthreads();\n        for (int first", "        for (int first", "race"),
+        (1, "    __syncthreads();\n    if (warp >= N_TILES) {", "    if (warp >= N_TILES) {", "race"),
         # A stage is overwritten while another warp still reads it.
         (
             17,
