@@ -1,6 +1,6 @@
 // Tiles to a dense weight: row tiles first … first + rows / 32 − 1, all columns, in the order of the tiles. For many
 // rows of x, where a product of dense matrices is faster. A warp takes a record.
-// registers: 56
+// registers: 48
 #include "tensor_core.cuh"
 
 #define WARPS 4

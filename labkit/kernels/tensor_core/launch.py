@@ -114,7 +114,7 @@ def launches(
     chosen = source(p.entry, (*defines, *p.defines))
     yield Launch(chosen, p.grid, (p.threads,), args, x.device, True, p.shared_bytes)
     if part is not None:
-        grid = (-(-m * weight.row_tiles * TILE_ROWS // 2 // rule.REDUCE_THREADS),)
+        grid = (-(-weight.row_tiles * TILE_ROWS // 2 // rule.REDUCE_THREADS), m)
         args = [part, bias, residual, out, m, weight.outputs, weight.row_tiles, p.planes]
         second = source("tensor_core_reduce", defines)
         yield Launch(second, grid, (rule.REDUCE_THREADS,), args, x.device, True)
