@@ -66,7 +66,7 @@ def instructions_per_weight(source: KernelSource, arch: str = _ARCH) -> float:
 
 _LARGE = 20_000_000  # weights: the article's largest matrices
 
-SHOWN_M = (1, 8, 64, 256)
+SHOWN_M = (1, 8, 30, 64, 256)
 """Rows of x in the table of times; of a record, those that it has."""
 
 
@@ -81,16 +81,42 @@ def peer_rows(folder: Path | None = None) -> list[dict[str, Any]]:
     Returns:
         Rows as of :func:`record_rows`, of the largest and of the smallest weight; [] without any record.
     """
-    records, _ = read_all(sorted((folder or data_dir() / "measured").glob("*.json")))
-    newest = sorted(records, key=lambda record: record.started, reverse=True)
     for table in (FAST, SWEEP):
-        for record in newest:
+        for record in _newest(folder):
             if rows := record_rows(record, table):
                 return rows
     return []
 
 
-def gpu_rows(shape: tuple[int, int] = (37888, 3584), m: tuple[int, ...] = (1, 8, 64)) -> list[dict[str, Any]]:
+def peer_ratios(folder: Path | None = None) -> dict[int, list[float]]:
+    """Time of the best peer over ours, for every weight and format of the newest kept record of the family.
+
+    Args:
+        folder: records; ``data/measured`` by default.
+
+    Returns:
+        M of :data:`SHOWN_M` → ratios; {} without a record.
+    """
+    for record in _newest(folder):
+        timed = _timed(record, FAST)
+        weights = dict.fromkeys((entry.format, entry.n, entry.k) for entry in timed)
+        ratios: dict[int, list[float]] = {}
+        for m, weight in ((m, weight) for m in SHOWN_M for weight in weights):
+            if row := _row(record, timed, *weight, m):
+                ratios.setdefault(m, []).append(row["peer / ours"])
+        if ratios:
+            return ratios
+    return {}
+
+
+def _newest(folder: Path | None) -> list[Record]:
+    records, _ = read_all(sorted((folder or data_dir() / "measured").glob("*.json")))
+    return sorted(records, key=lambda record: record.started, reverse=True)
+
+
+def gpu_rows(
+    shape: tuple[int, int] = (37888, 3584), m: tuple[int, ...] = (1, 8, 30, 64)
+) -> list[dict[str, Any]]:
     """The same, timed on this GPU: each contender found right first, weights cold, in turns."""
     options = gemm.Options(FAST, shapes=(shape,), m=m, device="cuda")
     return record_rows(gemm.run(options, "chapter 08", report=lambda _: None), FAST)
@@ -116,20 +142,27 @@ def record_rows(record: Record, table: str) -> list[dict[str, Any]]:
         record: of ``labkit bench gemm``.
         table: the table of it to take, "fast" or "sweep"; of its weights the largest and the smallest.
     """
-    timed = [entry for entry in record.of_table(table) if entry.samples_us and entry.m in SHOWN_M]
+    timed = _timed(record, table)
     sizes = sorted({(entry.n * entry.k, entry.n, entry.k) for entry in timed})
     kept = [(n, k) for _, n, k in dict.fromkeys([*sizes[-1:], *sizes[:1]])]
-    rows = []
-    for format, (n, k), m in ((f, size, m) for f in ("w4", "w3") for size in kept for m in SHOWN_M):
-        here = [one for one in timed if (one.format, one.n, one.k, one.m) == (format, n, k, m)]
-        ours, peer = _fastest(here, own=True), _fastest(here, own=False)
-        if ours is None or peer is None or ours.median_us is None or peer.median_us is None:
-            continue
-        row = {"weight": f"{format.upper()} {n}×{k}", "M": m, "ours": label(ours.contender)}
-        row |= {"ours (µs)": ours.median_us, "peer": label(peer.contender), "peer (µs)": peer.median_us}
-        row |= {"peer / ours": peer.median_us / ours.median_us, "where": record.device.get("name", "?")}
-        rows.append(row | {"origin": record.kind})
-    return rows
+    cases = ((format, n, k, m) for format in ("w4", "w3") for n, k in kept for m in SHOWN_M)
+    return [row for case in cases if (row := _row(record, timed, *case))]
+
+
+def _timed(record: Record, table: str) -> list[Entry]:
+    return [entry for entry in record.of_table(table) if entry.samples_us and entry.m in SHOWN_M]
+
+
+def _row(record: Record, timed: Sequence[Entry], format: str, n: int, k: int, m: int) -> dict[str, Any]:
+    """One product's row, or {} where one side was not timed."""
+    here = [one for one in timed if (one.format, one.n, one.k, one.m) == (format, n, k, m)]
+    ours, peer = _fastest(here, own=True), _fastest(here, own=False)
+    if ours is None or peer is None or ours.median_us is None or peer.median_us is None:
+        return {}
+    row = {"weight": f"{format.upper()} {n}×{k}", "M": m, "ours": label(ours.contender)}
+    row |= {"ours (µs)": ours.median_us, "peer": label(peer.contender), "peer (µs)": peer.median_us}
+    row |= {"peer / ours": peer.median_us / ours.median_us, "where": record.device.get("name", "?")}
+    return row | {"origin": record.kind}
 
 
 def _fastest(entries: Sequence[Entry], *, own: bool) -> Entry | None:

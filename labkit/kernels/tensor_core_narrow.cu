@@ -70,20 +70,21 @@ __device__ __forceinline__ void fold(Sums& sums, const float4* rack, int begin, 
 }
 
 extern "C" __global__ void BOUNDS tensor_core_narrow(
-    const uint8_t* __restrict__ tiles, const activation_t* x, const activation_t* __restrict__ bias, const activation_t* residual,
-    activation_t* out, float* part,
-    int M, int N, int K, int row_tiles, int k_tiles, int slices, int each, int round, long long x_stride)
+    const uint8_t* __restrict__ tiles, const activation_t* x, const activation_t* __restrict__ bias,
+    const activation_t* residual, activation_t* out, float* part, int M, int N, int K, int row_tiles, int k_tiles,
+    int slices, int each, int round, long long x_stride)
 {
     extern __shared__ __align__(16) uint8_t shared[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int row_tile = blockIdx.x;
-    LABKIT_ASSERT(blockDim.x == THREADS && K_WARPS >= N_TILES && (gridDim.y == 1 || gridDim.y == slices) && round >= 1);
-    LABKIT_ASSERT(each == k_tiles / slices);
+    LABKIT_ASSERT(blockDim.x == THREADS && K_WARPS >= N_TILES && round >= 1);
+    LABKIT_ASSERT((gridDim.y == 1 || gridDim.y == slices) && each == k_tiles / slices);
     const int slice0 = gridDim.y == 1 ? 0 : blockIdx.y;
     const int begin = first_tile(slice0, k_tiles, slices, each);
     const int end = gridDim.y == 1 ? k_tiles : first_tile(slice0 + 1, k_tiles, slices, each);
     uint8_t* ring = shared + warp * STAGES * RECORD_BYTES;
-    float4* rack = reinterpret_cast<float4*>(shared + K_WARPS * STAGES * RECORD_BYTES);  // [k tile][n tile][half][lane]
+    // [k tile][n tile][half][lane]
+    float4* rack = reinterpret_cast<float4*>(shared + K_WARPS * STAGES * RECORD_BYTES);
 
     int tile = begin + warp;
     int to_ask = end - tile;  // k tiles from the next one to ask for

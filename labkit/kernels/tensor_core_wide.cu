@@ -48,9 +48,9 @@ __device__ __forceinline__ int place(int row, int piece)
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) tensor_core_wide(
-    const uint8_t* __restrict__ tiles, const activation_t* x, const activation_t* __restrict__ bias, const activation_t* residual,
-    activation_t* out, float* part,
-    int M, int N, int K, int row_tiles, int k_tiles, int slices, int each, long long x_stride)
+    const uint8_t* __restrict__ tiles, const activation_t* x, const activation_t* __restrict__ bias,
+    const activation_t* residual, activation_t* out, float* part, int M, int N, int K, int row_tiles, int k_tiles,
+    int slices, int each, long long x_stride)
 {
     extern __shared__ __align__(16) uint8_t shared[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

@@ -321,6 +321,16 @@ def test_the_article_s_rows_are_quoted() -> None:
 
 def test_no_record_no_rows(tmp_path: Path) -> None:
     assert ch08.peer_rows(tmp_path) == []
+    assert ch08.peer_ratios(tmp_path) == {}
+
+
+def test_ratios_are_of_every_weight_of_the_kept_record() -> None:
+    """What the chapter says of them: in front up to M = 8, behind from 64 on."""
+    ratios = ch08.peer_ratios()
+    assert set(ratios) == set(ch08.SHOWN_M) and len({len(each) for each in ratios.values()}) == 1
+    shown = {(row["M"], row["peer / ours"]) for row in ch08.peer_rows()}
+    assert shown <= {(m, ratio) for m, each in ratios.items() for ratio in each}
+    assert min(ratios[1] + ratios[8]) > 1 > max(ratios[64] + ratios[256])
 
 
 def test_rows_of_a_record_take_the_family_and_the_best_peer() -> None:
