@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from labkit.bench import timing
 from labkit.bench.random_model import RandomModel
 from labkit.models.model import layer_prefix
 from labkit.nn.rope import Rotary
@@ -184,21 +185,9 @@ class Peer:
 
 def _captured(run: Callable[[], None], mode: str) -> tuple[Callable[[], None], str]:
     try:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            run()
-        torch.cuda.current_stream().wait_stream(stream)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            run()
+        replay = timing.captured(run)
     except RuntimeError as error:
         torch.cuda.synchronize()
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         return run, f'torch.compile(mode="{mode}"), steps launched: capture failed ({reason[:120]})'
-
-    def replay(keep: Callable[[], None] = run) -> None:
-        graph.replay()  # a graph holds addresses: ``keep`` holds what they point to
-
     return replay, f'torch.compile(mode="{mode}"), CUDA graph of a step'

@@ -154,13 +154,18 @@ def prepare(
     if not graph:
         return Timed(one_by_one, count, "plain loop")
     try:
-        return Timed(_captured(one_by_one), count, "CUDA graph")
+        return Timed(captured(one_by_one), count, "CUDA graph")
     except RuntimeError as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         return Timed(one_by_one, count, f"plain loop: capture failed ({reason[:160]})")
 
 
-def _captured(work: Callable[[], Any]) -> Callable[[], Any]:
+def captured(work: Callable[[], Any]) -> Callable[[], Any]:
+    """A replay of ``work`` as a CUDA graph, captured on a stream of its own after one run.
+
+    Raises:
+        RuntimeError: something in ``work`` cannot be captured.
+    """
     import torch
 
     stream = torch.cuda.Stream()

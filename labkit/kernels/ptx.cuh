@@ -2,10 +2,13 @@
 // of its own; nothing else in a kernel's text knows which runner it is on. Needs sm_80.
 //
 //   cp_async_4, _8, _16    copy global → shared behind the threads' backs; !ok fills with zeros, reads nothing
+//   cp_async_16_behind     the same 16 bytes a constant behind both addresses
 //   cp_async_commit        closes a group of copies; cp_async_wait<N> waits until at most N are under way
 //   ldmatrix_x1, _x2, _x4  8 × 8 matrices of 16-bit elements from shared memory to fragments; _trans transposes
 //   mma_m16n8k16, …        tensor-core product of fragments
 //   load_streaming_16, _8  bytes that are read once: past the L1 cache, through the read-only path
+//   load_early_16          a load that is not moved down to its use
+//   grid_dependency_wait, _release  programmatic dependent launch (sm_90): what may run beside the kernel ahead
 //   lop3<table>, prmt      any logic function of three words; any four of eight bytes
 #pragma once
 #include <cuda_fp16.h>

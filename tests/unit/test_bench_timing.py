@@ -117,7 +117,7 @@ def test_where_capture_fails_a_loop_is_timed_and_the_reason_kept(monkeypatch: py
     def refuse(work: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    monkeypatch.setattr(timing, "_captured", refuse)
+    monkeypatch.setattr(timing, "captured", refuse)
     done: list[int] = []
     timed = timing.prepare([lambda: done.append(1)])
     timed.replay()

@@ -7,15 +7,14 @@ stream and a CUDA graph can capture the call. Sizes beyond what a grid takes are
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from labkit.errors import refuse, require
-from labkit.kernels import runner
+from labkit.kernels.launch import Launch
 from labkit.kernels.source import KernelSource
 from labkit.kernels.zsplit import rule as rules
 from labkit.kernels.zsplit.rule import GROUP, MAX_BAND_ROWS, MAX_GRID_X, REDUCE_THREADS, Plan, plan
@@ -26,25 +25,6 @@ ACTIVATIONS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 """The define ACTIVATION of zsplit.cu for each dtype of x and of the result."""
 
 FILE = "zsplit.cu"
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One kernel with its grid and arguments, ready to run or to trace."""
-
-    source: KernelSource
-    grid: tuple[int, ...]
-    block: tuple[int, ...]
-    args: Sequence[Any]
-    device: torch.device
-
-    def run(self) -> Any:
-        """Launch it on the current stream, or in the emulator."""
-        return runner.load(self.source, self.device)(self.grid, self.block, self.args)
-
-    def trace(self, **options: Any) -> Any:
-        """Run it in the emulator with counts and checks; see ``labkit.emulator``. CPU tensors only."""
-        return runner.load(self.source, self.device).trace(self.grid, self.block, self.args, **options)
 
 
 @functools.lru_cache(maxsize=64)
