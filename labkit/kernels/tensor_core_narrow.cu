@@ -2,8 +2,8 @@
 //
 // A record reaches shared memory by cp.async, each lane copying the codes that it reads itself, STAGES − 1 turns
 // ahead; x comes straight from global memory, one turn ahead. What a record adds to the outputs is left in a rack in
-// shared memory; after `round` turns one warp an n tile adds up the rack, k tiles ascending. So the result does not
-// depend on how many warps there are.
+// shared memory; after `round` turns all threads add up the rack, each its own cells, k tiles ascending. So the result
+// does not depend on how many warps there are.
 //
 //   N_TILES  tiles of eight rows of x      K_WARPS  warps of a block, that is of a row tile
 //   STAGES   records of a warp under way or in use
@@ -21,30 +21,53 @@
 #endif
 #define THREADS (32 * K_WARPS)
 // Left alone, the compiler spills a few words of the larger variants for the sake of another block an SM.
-#if GROUPS > 1 || OFFSET
+#if GROUPS > 1 || OFFSET || N_TILES > K_WARPS / 2
 #define BOUNDS __launch_bounds__(THREADS, 1)
 #else
 #define BOUNDS __launch_bounds__(THREADS)
 #endif
+#define CELLS (256 * N_TILES)  // sums of a row tile: [n tile][half][lane][4]
+// Who adds up the rack: with few warps a warp a half of an n tile, which takes an exchange at the end; with many, whose
+// K is short, a warp an n tile. More threads would only add instructions.
+#define WIDTH (K_WARPS <= 4 && K_WARPS >= 2 * N_TILES ? 4 : 8)  // cells of a thread
+#define LOADS (WIDTH / 4)
+#define FOLD_THREADS (CELLS / WIDTH)
 #define AT_ONCE 4  // k tiles of the rack whose loads go out together
 
-// The sums of an n tile: of the slice under way, and of the slices before it.
+// A thread's cells: of the slice under way, and of the slices before it.
 struct Sums {
-    float total[2][4], slice_sum[2][4];
+    float total[WIDTH], slice_sum[WIDTH];
     int slice, slice_end;  // the slice under way ends before this k tile
 };
 
-// Adds the k tiles from `begin` to `end` of the rack, whose first is `begin`; each and longer as in first_tile.
-__device__ __forceinline__ void fold(Sums& sums, const float4* rack, int begin, int end, int each, int longer)
+__device__ __forceinline__ void close_slice(Sums& sums)
 {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) {
+        sums.total[i] = __fadd_rn(sums.total[i], sums.slice_sum[i]);
+        sums.slice_sum[i] = 0.f;
+    }
+}
+
+// The l-th four of a thread's cells; with WIDTH 8 they are the fragment that its lane has of an n tile.
+__device__ __forceinline__ float* cells_at(float* cells, int l)
+{
+    const int four = WIDTH == 4 ? threadIdx.x : (threadIdx.x / 32 * 2 + l) * 32 + threadIdx.x % 32;
+    return cells + 4 * four;
+}
+
+// Adds the k tiles from `begin` to `end` of the rack, whose first is `begin`; each and longer as in first_tile.
+__device__ __forceinline__ void fold(Sums& sums, float* rack, int begin, int end, int each, int longer)
+{
     for (int first = begin; first < end; first += AT_ONCE) {
-        float4 added[AT_ONCE][2];
+        float4 added[AT_ONCE][LOADS];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
-            const float4* at = rack + ((min(first + i, end - 1) - begin) * N_TILES + warp) * 64 + lane;
-            added[i][0] = at[0];
-            added[i][1] = at[32];
+            float* cells = rack + (min(first + i, end - 1) - begin) * CELLS;
+#pragma unroll
+            for (int l = 0; l < LOADS; ++l) {
+                added[i][l] = *reinterpret_cast<const float4*>(cells_at(cells, l));
+            }
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
@@ -52,18 +75,17 @@ __device__ __forceinline__ void fold(Sums& sums, const float4* rack, int begin, 
                 break;
             }
             if (first + i == sums.slice_end) {
-                add(sums.total, sums.slice_sum);
-                set_zero(sums.slice_sum);
+                close_slice(sums);
                 ++sums.slice;
                 sums.slice_end += each + (sums.slice < longer);
             }
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                float (&sum)[4] = sums.slice_sum[h];
-                sum[0] = __fadd_rn(sum[0], added[i][h].x);
-                sum[1] = __fadd_rn(sum[1], added[i][h].y);
-                sum[2] = __fadd_rn(sum[2], added[i][h].z);
-                sum[3] = __fadd_rn(sum[3], added[i][h].w);
+            for (int l = 0; l < LOADS; ++l) {
+                float* sum = sums.slice_sum + 4 * l;
+                sum[0] = __fadd_rn(sum[0], added[i][l].x);
+                sum[1] = __fadd_rn(sum[1], added[i][l].y);
+                sum[2] = __fadd_rn(sum[2], added[i][l].z);
+                sum[3] = __fadd_rn(sum[3], added[i][l].w);
             }
         }
     }
@@ -83,8 +105,7 @@ extern "C" __global__ void BOUNDS tensor_core_narrow(
     const int begin = first_tile(slice0, k_tiles, slices, each);
     const int end = gridDim.y == 1 ? k_tiles : first_tile(slice0 + 1, k_tiles, slices, each);
     uint8_t* ring = shared + warp * STAGES * RECORD_BYTES;
-    // [k tile][n tile][half][lane]
-    float4* rack = reinterpret_cast<float4*>(shared + K_WARPS * STAGES * RECORD_BYTES);
+    float* rack = reinterpret_cast<float*>(shared + K_WARPS * STAGES * RECORD_BYTES);  // [k tile][CELLS]
 
     int tile = begin + warp;
     int to_ask = end - tile;  // k tiles from the next one to ask for
@@ -112,7 +133,7 @@ extern "C" __global__ void BOUNDS tensor_core_narrow(
     for (int turn = begin; turn < end; turn += K_WARPS) {
         if (turn - base == round * K_WARPS) {
             __syncthreads();
-            if (warp < N_TILES) {
+            if (threadIdx.x < FOLD_THREADS) {
                 fold(sums, rack, base, turn, each, longer);
             }
             __syncthreads();
@@ -140,7 +161,7 @@ extern "C" __global__ void BOUNDS tensor_core_narrow(
             const uint8_t* record = ring + stage * RECORD_BYTES;
             float contribution[N_TILES][2][4];
             multiply_record(contribution, record, [&](int t, int c) { return x_now[t][c]; });
-            float4* at = rack + (tile - base) * N_TILES * 64 + lane;
+            float4* at = reinterpret_cast<float4*>(rack + (tile - base) * CELLS) + lane;
 #pragma unroll
             for (int i = 0; i < 2 * N_TILES; ++i) {
                 const float (&v)[4] = contribution[i / 2][i % 2];
@@ -160,15 +181,34 @@ extern "C" __global__ void BOUNDS tensor_core_narrow(
         extras = load_extras(y, row_tile, 8 * warp);  // on their way while the rack is added up
     }
     __syncthreads();
+    if (threadIdx.x < FOLD_THREADS) {
+        fold(sums, rack, base, end, each, longer);
+        close_slice(sums);
+    }
+#if WIDTH == 4
+    if (threadIdx.x < FOLD_THREADS) {  // a place that this thread alone has read
+        reinterpret_cast<float4*>(rack)[threadIdx.x] =
+            make_float4(sums.total[0], sums.total[1], sums.total[2], sums.total[3]);
+    }
+    __syncthreads();
+#endif
     if (warp >= N_TILES) {
         return;
     }
-    fold(sums, rack, base, end, each, longer);
-    add(sums.total, sums.slice_sum);
+    float result[2][4];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#if WIDTH == 4
+        const float4 four = reinterpret_cast<const float4*>(rack)[(warp * 2 + h) * 32 + lane];
+        memcpy(result[h], &four, sizeof(four));
+#else
+        memcpy(result[h], &sums.total[4 * h], sizeof(result[h]));
+#endif
+    }
     if (gridDim.y == 1) {
-        finish_fragment(y, extras, row_tile, 8 * warp, sums.total);
+        finish_fragment(y, extras, row_tile, 8 * warp, result);
     } else {
         float* plane = part + (size_t)blockIdx.y * M * row_tiles * TILE_ROWS;
-        store_partial(plane, M, row_tiles, row_tile, 8 * warp, sums.total);
+        store_partial(plane, M, row_tiles, row_tile, 8 * warp, result);
     }
 }

@@ -235,23 +235,32 @@ def test_a_wrong_launch_is_caught_by_the_assertions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("m", "right", "wrong", "kinds"),
+    ("m", "k", "right", "wrong", "kinds"),
     [
         # The rack is added up before every warp has filled it.
-        (1, "    __syncthreads();\n    if (warp >= N_TILES) {", "    if (warp >= N_TILES) {", "race"),
+        (
+            1,
+            1536,
+            "    __syncthreads();\n    if (threadIdx.x < FOLD_THREADS) {\n",
+            "    if (threadIdx.x < FOLD_THREADS) {\n",
+            "race",
+        ),
+        # A half's sums are read before the warp that made them has left them.
+        (1, 512, "    __syncthreads();\n#endif\n", "#endif\n", "race"),
         # A stage is overwritten while another warp still reads it.
         (
             17,
+            1536,
             "cp_async_wait<STAGES - 2>();\n        __syncthreads();",
             "cp_async_wait<STAGES - 2>();",
             "race",
         ),
         # A record is read before its copy has landed.
-        (1, "cp_async_wait<STAGES - 2>();", "cp_async_wait<STAGES - 1>();", "cp.async"),
+        (1, 1536, "cp_async_wait<STAGES - 2>();", "cp_async_wait<STAGES - 1>();", "cp.async"),
     ],
 )
-def test_what_the_barriers_and_waits_are_for(m: int, right: str, wrong: str, kinds: str) -> None:
-    case = replace(CASES[0], k=1536)
+def test_what_the_barriers_and_waits_are_for(m: int, k: int, right: str, wrong: str, kinds: str) -> None:
+    case = replace(CASES[0], k=k)
     weight, x = case.weight(), case.x(m)
     launch = next(tlaunch.launches(x, weight, torch.empty(m, case.n, dtype=HALF)))
     text = launch.source.text

@@ -29,6 +29,7 @@ REDUCE_THREADS = 128
 DENSE_WARPS = 4
 
 _RACK_BYTES = 1024  # of a k tile and an n tile
+_L1_BYTES = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,23 +114,30 @@ def _narrow(
     split = parts > 1 and k_tiles > 32 and row_tiles < device.multiprocessors
     blocks = row_tiles * (parts if split else 1)
     tiles = -(-k_tiles // parts) if split else k_tiles
-    k_warps = 2
-    wanted = device.multiprocessors * (17 if n_tiles == 1 else 10) / 2  # warps on the whole chip
+    k_warps = 4 if n_tiles == 2 and tiles > 16 else 2
     most = 16 if n_tiles == 1 and not heavy else 8  # 16 leave a thread 128 registers
     if n_tiles == 2 and blocks > device.multiprocessors:
         most = 4  # more than one block a multiprocessor has no room for 8
     most = min(most, tiles)
 
+    def wanted(warps: int) -> float:
+        """Warps on the whole chip below which a row tile gets twice as many."""
+        if n_tiles == 2:
+            return device.multiprocessors * 5
+        return device.multiprocessors * (12 if warps == 2 else 8.5)
+
     def fits(warps: int, stages: int) -> bool:
         """Whether the stages and a rack of one turn fit in shared memory."""
         return warps * (stages * record_bytes + n_tiles * _RACK_BYTES) <= device.shared_bytes
 
-    while 2 * k_warps <= most and blocks * k_warps < wanted and fits(2 * k_warps, 3):
+    k_warps = max(2, min(k_warps, most))
+    while 2 * k_warps <= most and blocks * k_warps < wanted(k_warps) and fits(2 * k_warps, 3):
         k_warps *= 2
     turns = -(-tiles // k_warps)
-    # Room for as many blocks on a multiprocessor as it gets, up to some 18 warps.
-    resident = max(1, min(-(-blocks // device.multiprocessors), 18 // k_warps))
-    room = device.shared_bytes // resident
+    # Room for as many blocks on a multiprocessor as it gets, as far as registers allow. With one n tile some is left
+    # to the L1 cache: without it the many blocks of a split K took a quarter longer.
+    resident = max(1, min(-(-blocks // device.multiprocessors), (24 if n_tiles == 1 else 18) // k_warps))
+    room = (device.shared_bytes - (_L1_BYTES if n_tiles == 1 and resident > 1 else 0)) // resident
 
     def total(stages: int, round_turns: int) -> int:
         rack = min(round_turns * k_warps, tiles) * n_tiles * _RACK_BYTES
