@@ -29,7 +29,6 @@ REDUCE_THREADS = 128
 DENSE_WARPS = 4
 
 _RACK_BYTES = 1024  # of a k tile and an n tile
-_L1_BYTES = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +133,9 @@ def _narrow(
     while 2 * k_warps <= most and blocks * k_warps < wanted(k_warps) and fits(2 * k_warps, 3):
         k_warps *= 2
     turns = -(-tiles // k_warps)
-    # Room for as many blocks on a multiprocessor as it gets, as far as registers allow. With one n tile some is left
-    # to the L1 cache: without it the many blocks of a split K took a quarter longer.
+    # Room for as many blocks on a multiprocessor as it gets, as far as registers allow.
     resident = max(1, min(-(-blocks // device.multiprocessors), (24 if n_tiles == 1 else 18) // k_warps))
-    room = (device.shared_bytes - (_L1_BYTES if n_tiles == 1 and resident > 1 else 0)) // resident
+    room = device.shared_bytes // resident
 
     def total(stages: int, round_turns: int) -> int:
         rack = min(round_turns * k_warps, tiles) * n_tiles * _RACK_BYTES
