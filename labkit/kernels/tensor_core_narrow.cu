@@ -27,9 +27,10 @@
 #define BOUNDS __launch_bounds__(THREADS)
 #endif
 #define CELLS (256 * N_TILES)  // sums of a row tile: [n tile][half][lane][4]
-// Who adds up the rack: with few warps a warp a half of an n tile, which takes an exchange at the end; with many, whose
-// K is short, a warp an n tile. More threads would only add instructions.
-#define WIDTH (K_WARPS <= 4 && K_WARPS >= 2 * N_TILES ? 4 : 8)  // cells of a thread
+// Who adds up the rack: of W4 with few warps a warp a half of an n tile, which takes an exchange at the end; with many
+// warps, whose K is short, a warp an n tile. More threads would only add instructions. W3 was a sixth slower with
+// halves: the compiler then fits the kernel into 80 registers, at the price of its longer decoding.
+#define WIDTH (BITS == 4 && K_WARPS <= 4 && K_WARPS >= 2 * N_TILES ? 4 : 8)  // cells of a thread
 #define LOADS (WIDTH / 4)
 #define FOLD_THREADS (CELLS / WIDTH)
 #define AT_ONCE 4  // k tiles of the rack whose loads go out together
