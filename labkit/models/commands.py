@@ -85,12 +85,12 @@ def generate(
 ) -> None:
     """Stream the answer to standard output; the speed goes to standard error."""
     from labkit.models.generate import generate as run
-    from labkit.models.sampling import Sampler
+    from labkit.models.sampling import Sampling
 
     # Refused before a model is loaded: loading takes seconds, a typing mistake should not.
     require(bool(prompt), "prompt", "empty text", "text that encodes to at least one token")
     require(max_tokens >= 1, "max_tokens", max_tokens, "a whole number of at least 1")
-    Sampler(temperature, seed)
+    Sampling(temperature=temperature, seed=seed)
     model = loading.load()
     generation = run(model, prompt, max_tokens=max_tokens, temperature=temperature, seed=seed, chat=chat)
     warm_up(model)

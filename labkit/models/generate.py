@@ -11,7 +11,7 @@ import torch
 
 from labkit.errors import InputError, require
 from labkit.models.model import Model
-from labkit.models.sampling import Sampler
+from labkit.models.sampling import Sampler, Sampling
 
 Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
 
@@ -82,7 +82,7 @@ def generate(
         prompt: text; or messages for the chat template; or token ids, taken as they are.
         max_tokens: most tokens to generate, end token included; the context length limits it too.
         temperature: 0 is greedy.
-        seed: see :class:`Sampler`.
+        seed: see :class:`Sampling`.
         chat: text is one user message for the model's chat template; False continues the bare text.
         stop_at_eos: False generates on past the end token (for measurements).
 
@@ -95,7 +95,7 @@ def generate(
     """
     whole = isinstance(max_tokens, int) and not isinstance(max_tokens, bool)
     require(whole and max_tokens >= 1, "max_tokens", repr(max_tokens), "a whole number of at least 1")
-    sampler = Sampler(temperature, seed)
+    sampler = Sampler(Sampling(temperature=temperature, seed=seed))
     ids = prompt_ids(model, prompt, chat=chat)
     context = model.config.max_position_embeddings
     require(
@@ -158,7 +158,7 @@ def _pieces(
     logits = decoder.head(hidden[:, -1])
     step = torch.empty(1, 1, dtype=torch.int64)
     while True:
-        token = sampler(logits[0])
+        token = sampler.sample(logits[0], ids, stats.tokens).token
         stats.tokens.append(token)
         stats.new_tokens += 1
         # Time in the caller's hands between two pieces is not the model's.

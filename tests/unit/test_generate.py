@@ -9,7 +9,6 @@ from gguf_files import SPECIAL, VOCAB, write_gguf
 from labkit.errors import InputError
 from labkit.models.generate import generate, prompt_ids
 from labkit.models.model import Model
-from labkit.models.sampling import Sampler
 from labkit.models.zoo import load_model
 
 
@@ -171,15 +170,3 @@ def test_prompt_forms(tiny):
     run = generate(bare, [4, 5], max_tokens=3, stop_at_eos=False)
     assert list(run) == [] and run.stats.new_tokens == 3
     assert SPECIAL[1] in tokenizer.render_chat([{"role": "user", "content": "x"}])
-
-
-def test_sampler_follows_the_softmax():
-    logits = torch.tensor([0.0, 1.0, 2.0, -50.0])
-    sampler = Sampler(2.0, seed=0)
-    counts = torch.bincount(torch.tensor([sampler(logits) for _ in range(4_000)]), minlength=4) / 4_000
-    torch.testing.assert_close(counts, (logits / 2).softmax(-1), atol=0.03, rtol=0)
-    assert Sampler()(torch.tensor([1.0, 3.0, 3.0])) == 1
-    assert Sampler(1e-300, seed=1)(logits) == 2
-    for bad in (torch.tensor([0.0, float("nan")]), torch.full((3,), -torch.inf)):
-        with pytest.raises(InputError, match="logits"):
-            Sampler()(bad)
