@@ -157,6 +157,55 @@ def decode(
 
 
 @bench_app.command()
+def attention(
+    model: Annotated[
+        str, typer.Option("--model", help="Shapes of data/quoted/models.json.")
+    ] = "qwen2.5-3b,qwen2.5-7b,smollm2-135m",
+    context: Annotated[
+        str, typer.Option("--context", help="Tokens that a row attends to, such as 512,4096.")
+    ] = "512,2048,4096,8192,32768",
+    batch: Annotated[str, typer.Option("--batch", help="Rows, such as 1,8.")] = "1,4,16,64",
+    chunk: Annotated[str, typer.Option("--chunk", help="New tokens a row: 1 is decode, more prefill.")] = "1",
+    kv: Annotated[str, typer.Option("--kv", help="Keys and values: fp16, int8 or both.")] = "fp16,int8",
+    block_size: Annotated[int, typer.Option("--block-size", help="Tokens a block: 8, 16, 32 or 64.")] = 16,
+    plans: Annotated[
+        str, typer.Option("--plans", help="Launch choices to compare: walk or FINE/COARSE, such as walk,1/4.")
+    ] = "",
+    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="torch's attention as well.")] = True,
+    device: Device = "auto",
+    samples: Annotated[int, typer.Option("--samples", help="Samples of each contender, at least 20.")] = 20,
+    out: Out = None,
+) -> None:
+    """Attention over paged keys and values against torch's on gathered ones, and the copy bandwidth.
+
+    With no GPU short contexts run in the emulator: right or wrong and counts, no time.
+
+    Exit codes: 0 done; 1 wrong results or a failure; 2 wrong usage; 130 interrupted (what was done is kept).
+    """
+    from labkit.bench import attention as work
+    from labkit.bench import cases
+
+    options = work.Options(
+        models=tuple(model.split(",")),
+        context=tuple(cases.parse_numbers(context, "context")),
+        batch=tuple(cases.parse_numbers(batch, "batch")),
+        chunk=tuple(cases.parse_numbers(chunk, "chunk")),
+        formats=tuple(kv.split(",")),
+        block_size=block_size,
+        plans=work.parse_plans(plans),
+        peers=peers,
+        samples=samples,
+        device=_device(device),
+    )
+    command = f"labkit bench attention --model {model} --context {context} --batch {batch} --chunk {chunk}"
+    command += f" --kv {kv}" + (f" --block-size {block_size}" if block_size != 16 else "")
+    command += (f" --plans {plans}" if plans else "") + ("" if peers else " --no-peers")
+    command += f" --samples {samples}" if samples != 20 else ""
+    _writable(out)
+    _finish(work.run(options, command, report=typer.echo), out, plot=False)
+
+
+@bench_app.command()
 def show(
     files: Annotated[list[Path], typer.Argument(help="Records to print again.")],
     markdown: Annotated[bool, typer.Option("--markdown", help="Tables in Markdown.")] = False,

@@ -174,8 +174,7 @@ def _case(
     held.append(decoder)
     if _right(ours, wanted, decoder.forward):
         start = torch.full_like(step.state.lengths, context)
-        for cache in (step.cache.keys, step.cache.values):
-            cache.normal_()
+        _fill(step)
 
         def replay() -> None:
             step.state.lengths.copy_(start)
@@ -307,8 +306,7 @@ def _on_cpu(options: Options, record: Record, report: Report, products: Products
             decoder = GraphDecoder(step)
             if _right(entry, wanted, decoder.forward):
                 entry.status = "emulated"
-                for cache in (step.cache.keys, step.cache.values):
-                    cache.normal_()
+                _fill(step)
                 decoder.place(context)
                 with counts.recorded() as launches:
                     decoder.advance()
@@ -362,6 +360,13 @@ def _entry(options: Options, contender: str, batch: int, context: int, nbytes: i
         status="timed",
         weight_bytes=nbytes,
     )
+
+
+def _fill(step: DecodeStep) -> None:
+    """Random keys and values at every position."""
+    for layer in step.cache.kv.layers:
+        layer.keys.normal_()
+        layer.values.normal_()
 
 
 def _line(error: BaseException) -> str:

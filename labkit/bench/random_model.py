@@ -21,6 +21,7 @@ from labkit.models.config import ModelConfig
 from labkit.models.decode_step import LayerWeights, Products, StepWeights, layer_weights
 from labkit.models.decoder import Layer
 from labkit.models.model import expected_shapes, layer_of, role
+from labkit.nn.attention import CausalAttention
 from labkit.nn.norms import RMSNorm
 from labkit.nn.rope import Rotary
 from labkit.quant.formats import QuantWeight, concat_rows
@@ -143,13 +144,13 @@ class RandomModel:
             config.head_dim, config.rope_theta, config.rope_scaling,
             context=config.max_position_embeddings, device=device, dtype=dtype,
         )  # fmt: skip
-        cos, sin = rotary.tables(0, tokens.shape[1])
+        attend = CausalAttention(config, *rotary.tables(0, tokens.shape[1]))
         table = self.embedding()
         x = F.embedding(tokens.to(device), table).to(dtype)
         for i in range(config.num_layers):
             weights = {name: _dense(weight, dtype) for name, weight in self.layer(i).items()}
             layer = Layer(config, i, weights, device=device, dtype=dtype, fuse=False)
-            x = layer(x, cos, sin, None, None)
+            x = layer(x, attend)
         x = RMSNorm(self.norm(), config.rms_norm_eps, dtype=dtype)(x)
         return F.linear(x, _dense(self.head_weight(table), dtype))
 

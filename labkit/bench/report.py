@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from labkit import quoted
-from labkit.bench import report_fast
+from labkit.bench import report_attention, report_fast
 from labkit.bench.cases import FAST, SEED_TABLES, SWEEP
 from labkit.bench.labels import foreign, label
 from labkit.bench.record import Entry, Record
@@ -51,6 +51,7 @@ def tables(record: Record) -> list[Table]:
             found.append(_seed(record, name, entries))
     found += _sweeps(record)
     found += report_fast.tables(record)
+    found += report_attention.tables(record)
     found += _others(record)
     found += _untimed(record)
     return found
@@ -201,7 +202,9 @@ def _sweeps(record: Record) -> Iterator[Table]:
 
 def _others(record: Record) -> Iterator[Table]:
     """Entries of tables that have no form of their own."""
-    rest = [e for e in record.entries if e.table not in (*SEED_TABLES, SWEEP, FAST) and e.samples_us]
+    shown = (*SEED_TABLES, SWEEP, FAST)
+    rest = [e for e in record.entries if e.table not in shown and e.samples_us]
+    rest = [e for e in rest if not report_attention.shows(e)]
     if rest:
         rows = [
             {

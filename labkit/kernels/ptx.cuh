@@ -7,8 +7,9 @@
 //   ldmatrix_x1, _x2, _x4  8 × 8 matrices of 16-bit elements from shared memory to fragments; _trans transposes
 //   mma_m16n8k16, …        tensor-core product of fragments
 //   load_streaming_16, _8  bytes that are read once: past the L1 cache, through the read-only path
-//   load_early_16          a load that is not moved down to its use
+//   load_early_16, _8      a load that is not moved down to its use
 //   grid_dependency_wait, _release  programmatic dependent launch (sm_90): what may run beside the kernel ahead
+//   exp2_approx            2^x in one instruction
 //   lop3<table>, prmt      any logic function of three words; any four of eight bytes
 #pragma once
 #include <cuda_fp16.h>
@@ -262,6 +263,17 @@ LAB_FN uint4 load_early_16(const void* p)
 #endif
 }
 
+LAB_FN uint2 load_early_8(const void* p)
+{
+#ifdef __CUEMU__
+    return *static_cast<const uint2*>(p);
+#else
+    uint2 v;
+    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];\n" : "=r"(v.x), "=r"(v.y) : "l"(p));
+    return v;
+#endif
+}
+
 LAB_FN uint2 load_streaming_8(const void* p)
 {
 #ifdef __CUEMU__
@@ -290,6 +302,20 @@ LAB_FN void grid_dependency_release()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+#endif
+}
+
+// ---- arithmetic
+
+// 2^x to 22 bits in one instruction; what is below 2^-126 becomes zero.
+LAB_FN float exp2_approx(float x)
+{
+#ifdef __CUEMU__
+    return exp2f(x);
+#else
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+    return y;
 #endif
 }
 

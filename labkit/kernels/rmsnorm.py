@@ -15,7 +15,7 @@ from labkit.quant.packing import describe
 FILE = "rmsnorm.cu"
 THREADS = 256
 ACTIVATIONS = {torch.float16: 1, torch.bfloat16: 2}
-"""The define ACTIVATION of rmsnorm.cu, decode_attention.cu and greedy.cu."""
+"""The define ACTIVATION of rmsnorm.cu, paged_attention.cu and greedy.cu."""
 
 
 @functools.lru_cache(maxsize=16)

@@ -4,32 +4,37 @@ A layer is seven launches: RMSNorm, QKV with its bias, rope + append + attention
 the residual, RMSNorm, gate and up with SiLU, down projection with the residual. Nothing else runs between
 them and nothing is allocated, so a CUDA graph can hold the whole step (labkit.models.graph_decoder).
 
-B batch, d hidden size, F inner size, H query heads, Hkv key/value heads, D head width, S capacity,
-V vocabulary.
+B batch, d hidden size, F inner size, H query heads, Hkv key/value heads, D head width, V vocabulary.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from labkit.cache.paged import PagedKV
+from labkit.cache.static import StaticCache
 from labkit.errors import InputError, refuse, require
-from labkit.kernels import decode_attention as attention
+from labkit.kernels import paged_attention as attention
 from labkit.kernels.greedy import GreedyState, greedy
 from labkit.kernels.rmsnorm import ACTIVATIONS, rmsnorm
 from labkit.models.config import ModelConfig
-from labkit.models.kv import KVCache
-from labkit.nn.rope import inverse_frequencies
+from labkit.nn.angles import angles, stretches
 from labkit.quant.formats import QuantWeight, concat_rows
 from labkit.quant.grouped import GroupedWeight
 
 HEAD_ROWS = 8
-"""A dense head is computed for at least so many rows: cuBLAS gives a row the same bits for each batch up to
-here, and a product that reads V x d weights costs no more for eight rows than for one."""
+"""In a step of its own a dense head is computed for at least so many rows: cuBLAS gives a row the same bits
+for each batch up to here, and a product that reads V x d weights costs no more for eight rows than for one."""
+
+_PROJECTIONS = ("qkv", "out", "gate_up", "down")
+BAND_BYTES = 64 << 20
+"""Of a quantised table in float32 at a time, while it is made dense."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +51,12 @@ class Products:
     repack: Callable[..., Any]
 
     @classmethod
-    def tensor_core(cls) -> Products:
-        """The tensor-core family."""
+    def tensor_core(cls, **options: Any) -> Products:
+        """The tensor-core family; options of its ``linear``, such as ``dense_from=None``."""
         from labkit.kernels.tensor_core import linear
         from labkit.quant.tiles import repack
 
-        return cls(linear, repack)
+        return cls(functools.partial(linear, **options) if options else linear, repack)
 
 
 @dataclass(frozen=True)
@@ -87,16 +92,22 @@ class StepWeights:
     head: Any
 
 
-def why_not(config: ModelConfig, *, capacity: int, dtype: torch.dtype) -> str:
+def why_not(
+    config: ModelConfig,
+    *,
+    capacity: int,
+    dtype: torch.dtype,
+    block_size: int = 16,
+    kv_dtype: torch.dtype | None = None,
+) -> str:
     """Why a model cannot be decoded by this step, or an empty string."""
     if dtype not in ACTIVATIONS:
         return f"activations of {str(dtype).removeprefix('torch.')}; it has float16 and bfloat16"
-    if reason := attention.why_not(config.head_dim, config.group):
+    if reason := attention.why_not(config.head_dim, config.group, block_size, dtype, kv_dtype):
         return reason
     if config.mlp_bias:
         return "mlp_bias: gate and up with a bias"
-    scaling = config.rope_scaling or {}
-    if scaling.get("rope_type") == "dynamic" and capacity > config.max_position_embeddings:
+    if stretches(config, capacity):
         return (
             f"dynamic rope_scaling and a capacity of {capacity} beyond the context of "
             f"{config.max_position_embeddings}: the angles would depend on the length"
@@ -104,10 +115,61 @@ def why_not(config: ModelConfig, *, capacity: int, dtype: torch.dtype) -> str:
     return ""
 
 
-def check(config: ModelConfig, *, capacity: int, dtype: torch.dtype) -> None:
-    """Raise InputError with the reason of :func:`why_not`, if there is one."""
-    reason = why_not(config, capacity=capacity, dtype=dtype)
+def check(config: ModelConfig, **options: Any) -> None:
+    """Raise InputError with the reason of :func:`why_not`, if there is one; the same options."""
+    reason = why_not(config, **options)
     require(not reason, "model", reason, "what the decode step has kernels for", "use the Decoder")
+
+
+@dataclass(frozen=True)
+class StepBuffers:
+    """Activations of a step of so many rows at most; steps that follow each other on a stream share them.
+
+    Attributes:
+        x, y, normed: [B, d]. qkv: [B, (H + 2 Hkv) D]. attended: [B, H D]. inner: [B, F].
+        hidden, logits: [R, d] and [R, V], R a multiple of ``head_rows``.
+        head_rows: rows of every call of a dense head; 1 for one of the tensor-core family.
+    """
+
+    x: Tensor
+    y: Tensor
+    normed: Tensor
+    qkv: Tensor
+    attended: Tensor
+    inner: Tensor
+    hidden: Tensor
+    logits: Tensor
+    head_rows: int
+
+    @classmethod
+    def new(cls, config: ModelConfig, weights: StepWeights, rows: int, head_rows: int) -> StepBuffers:
+        """Zeros for ``rows`` rows, on the device and in the dtype of the weights."""
+
+        def buffer(rows: int, width: int) -> Tensor:
+            return torch.zeros(rows, width, dtype=weights.embedding.dtype, device=weights.embedding.device)
+
+        heads, d = config.num_heads * config.head_dim, config.hidden_size
+        widths = (d, d, d, heads + 2 * config.num_kv_heads * config.head_dim, heads, config.intermediate_size)
+        head_rows = head_rows if isinstance(weights.head, Tensor) else 1
+        padded = _padded(rows, head_rows)
+        x, y, normed, qkv, attended, inner = (buffer(rows, width) for width in widths)
+        hidden, logits = buffer(padded, d), buffer(padded, config.vocab_size)
+        return cls(x, y, normed, qkv, attended, inner, hidden, logits, head_rows)
+
+    def first(self, rows: int) -> StepBuffers:
+        """Those of a step of fewer rows, as views."""
+        padded = _padded(rows, self.head_rows)
+        return StepBuffers(
+            self.x[:rows],
+            self.y[:rows],
+            self.normed[:rows],
+            self.qkv[:rows],
+            self.attended[:rows],
+            self.inner[:rows],
+            self.hidden[:padded],
+            self.logits[:padded],
+            self.head_rows,
+        )
 
 
 class DecodeStep:
@@ -118,9 +180,16 @@ class DecodeStep:
         batch: rows, fixed.
         capacity: positions of the cache.
         products: the tensor-core family by default.
+        block_size: token slots a block of the cache.
+        kv_dtype: of the cache: None for the activations' dtype, or torch.int8.
+        paged: storage and block tables int32 [B, NB] of others, in place of a cache of its own; block_size
+            and kv_dtype are then the storage's.
+        inputs: ids int64 [B] to compute, where they are not ``state.tokens``.
+        state, buffers, scratch, tables: made here by default; steps of one stream may share all but the
+            state. ``tables`` are cos and sin of at least ``capacity`` positions.
 
     Attributes:
-        cache: keys and values [L, B, Hkv, S, D]; its own ``length`` is not used by a step.
+        kv, block_tables: storage, and where each row's tokens are in it.
         state: tokens, lengths and what else lives on the device between steps.
         logits: [B, V] of the last step, a view.
         hidden: [B, d] after the last norm, a view.
@@ -137,72 +206,97 @@ class DecodeStep:
         batch: int = 1,
         capacity: int,
         products: Products | None = None,
+        block_size: int = 16,
+        kv_dtype: torch.dtype | None = None,
+        paged: tuple[PagedKV, Tensor] | None = None,
+        inputs: Tensor | None = None,
+        state: GreedyState | None = None,
+        buffers: StepBuffers | None = None,
+        scratch: attention.Scratch | None = None,
+        tables: tuple[Tensor, Tensor] | None = None,
     ) -> None:
+        if paged is not None:
+            block_size, kv_dtype = paged[0].block_size, paged[0].kv_dtype
         for name, value in (("batch", batch), ("capacity", capacity)):
             whole = isinstance(value, int) and not isinstance(value, bool)
             require(whole and value >= 1, name, repr(value), "a whole number of at least 1")
         dtype, device = weights.embedding.dtype, weights.embedding.device
-        reason = why_not(config, capacity=capacity, dtype=dtype)
-        require(
-            not reason, "model", reason, "a model that the decode step has kernels for", "use the Decoder"
-        )
+        check(config, capacity=capacity, dtype=dtype, block_size=block_size, kv_dtype=kv_dtype)
         require(len(weights.layers) == config.num_layers, "weights", len(weights.layers), "every layer")
         self.config, self.weights, self.products = config, weights, products or Products.tensor_core()
         self.batch, self.capacity, self.dtype, self.device = batch, capacity, dtype, device
-        self.cache = KVCache(config, capacity, batch=batch, device=device, dtype=dtype)
-        self.state = GreedyState.new(batch, capacity, device)
-        self._cos, self._sin = _angles(config, capacity, device)
-        self._scratch = attention.Scratch.new(
-            batch, config.num_kv_heads, config.group, config.head_dim, capacity, device
+        self._cache: StaticCache | None = None
+        if paged is None:
+            self._cache = StaticCache(
+                config,
+                capacity,
+                batch=batch,
+                device=device,
+                dtype=dtype,
+                block_size=block_size,
+                kv_dtype=kv_dtype,
+                head_major=False,
+            )
+            paged = self._cache.kv, self._cache.block_tables
+        self.kv, self.block_tables = paged
+        self.state = GreedyState.new(batch, capacity, device) if state is None else state
+        self.inputs = self.state.tokens if inputs is None else inputs
+        self._cos, self._sin = angles(config, capacity, device) if tables is None else tables
+        self._scratch = scratch or attention.Scratch.new(
+            batch,
+            config.num_kv_heads,
+            config.group,
+            config.head_dim,
+            capacity,
+            device,
+            int8=self.kv.kv_dtype == torch.int8,
         )
+        self.buffers = buffers or StepBuffers.new(config, weights, batch, max(batch, HEAD_ROWS))
+        self.hidden, self.logits = self.buffers.hidden[:batch], self.buffers.logits[:batch]
 
-        def buffer(rows: int, width: int) -> Tensor:
-            return torch.zeros(rows, width, dtype=dtype, device=device)
-
-        heads = config.num_heads * config.head_dim
-        self._x, self._y = buffer(batch, config.hidden_size), buffer(batch, config.hidden_size)
-        self._normed = buffer(batch, config.hidden_size)
-        self._qkv = buffer(batch, heads + 2 * config.num_kv_heads * config.head_dim)
-        self._attended = buffer(batch, heads)
-        self._inner = buffer(batch, config.intermediate_size)
-        rows = max(batch, HEAD_ROWS) if isinstance(weights.head, Tensor) else batch
-        self._hidden, self._logits = buffer(rows, config.hidden_size), buffer(rows, config.vocab_size)
-        self.hidden, self.logits = self._hidden[:batch], self._logits[:batch]
+    @property
+    def cache(self) -> StaticCache:
+        """The step's own cache."""
+        if self._cache is None:
+            refuse("cache", "storage of others", "a step with a cache of its own")
+        return self._cache
 
     @torch.inference_mode()
     def forward(self) -> None:
         """Logits of ``state.tokens`` at ``state.lengths``; keys and values go to the cache there."""
         weights, linear, eps = self.weights, self.products.linear, self.config.rms_norm_eps
-        x, y, normed = self._x, self._y, self._normed
+        to = self.buffers
+        x, y, normed = to.x, to.y, to.normed
         # torch's kernel overlaps nothing: after it all that the step before wrote is there, so those that
         # follow may read lengths and cached positions before the kernels ahead of them have finished.
-        torch.index_select(weights.embedding, 0, self.state.tokens, out=x)
+        torch.index_select(weights.embedding, 0, self.inputs, out=x)
         for i, layer in enumerate(weights.layers):
             rmsnorm(x, layer.input_norm, eps, out=normed, overlap=True)
-            linear(normed, layer.qkv, bias=layer.qkv_bias, out=self._qkv)
+            linear(normed, layer.qkv, bias=layer.qkv_bias, out=to.qkv)
             attention.decode_attention(
-                self._qkv,
-                self.cache.keys[i],
-                self.cache.values[i],
+                to.qkv,
+                self.kv.layer(i),
+                self.block_tables,
+                self.state.lengths,
                 self._cos,
                 self._sin,
-                self.state.lengths,
                 self._scratch,
+                capacity=self.capacity,
                 q_norm=layer.q_norm,
                 k_norm=layer.k_norm,
                 eps=eps,
-                out=self._attended,
+                out=to.attended,
                 overlap=True,
             )
-            linear(self._attended, layer.out, bias=layer.out_bias, residual=x, out=y)
+            linear(to.attended, layer.out, bias=layer.out_bias, residual=x, out=y)
             rmsnorm(y, layer.mlp_norm, eps, out=normed, overlap=True)
-            linear(normed, layer.gate_up, out=self._inner)
-            linear(self._inner, layer.down, residual=y, out=x)
+            linear(normed, layer.gate_up, out=to.inner)
+            linear(to.inner, layer.down, residual=y, out=x)
         rmsnorm(x, weights.norm, eps, out=self.hidden, overlap=True)
         if isinstance(weights.head, Tensor):
-            torch.mm(self._hidden, weights.head.t(), out=self._logits)
+            dense_head(to.hidden, weights.head, to.logits, to.head_rows)
         else:
-            linear(self._hidden, weights.head, out=self._logits)
+            linear(to.hidden, weights.head, out=to.logits)
 
     @torch.inference_mode()
     def advance(self) -> None:
@@ -220,11 +314,29 @@ class DecodeStep:
         total = _bytes(weights.norm) + _bytes(weights.head) + self.batch * weights.embedding[0].nbytes
         for layer in weights.layers:
             total += sum(_bytes(value) for value in vars(layer).values() if value is not None)
-        a_position = 2 * self.config.num_layers * self.config.num_kv_heads * self.config.head_dim
-        return total + self.batch * context * a_position * self.dtype.itemsize
+        kv = self.kv
+        a_position = kv.block_bytes(self.config, kv.block_size, kv.kv_dtype) // kv.block_size
+        return total + self.batch * context * a_position
 
 
-def step_weights(decoder: Any, *, products: Products | None = None) -> StepWeights:
+def dense_head(normed: Tensor, head: Tensor, logits: Tensor, rows: int) -> None:
+    """``normed`` [n, d] @ ``head`` [V, d].T into ``logits`` [n, V] by calls of ``rows`` rows, which divide n.
+
+    cuBLAS picks its kernel, and so the bits, by the shape of a call.
+    """
+    for part, out in zip(normed.split(rows), logits.split(rows), strict=True):
+        torch.mm(part, head.t(), out=out)
+
+
+class Released(nn.Module):
+    """Stands where a module was whose packed weights live on as tiles alone."""
+
+    def forward(self, *args: Any) -> Tensor:
+        """Refuses."""
+        refuse("decoder", "weights that were released", "a decoder that holds them", "load the model again")
+
+
+def step_weights(decoder: Any, *, products: Products | None = None, release: bool = False) -> StepWeights:
     """A decoder's weights as a step reads them.
 
     The packed matrices are repacked, a second copy; a quantised embedding becomes a dense table.
@@ -232,28 +344,59 @@ def step_weights(decoder: Any, *, products: Products | None = None) -> StepWeigh
     Args:
         decoder: a labkit.models.decoder.Decoder with W4 or W3 matrices.
         products: whose ``repack`` to use.
+        release: drop every layer of the decoder as soon as it is repacked, so that no more than one is held
+            twice; the decoder cannot compute any more.
 
     Raises:
-        InputError: a matrix in another format, or q, k, v (gate, up) that cannot be joined; its name.
+        InputError: a matrix in another format, or q, k, v (gate, up) that cannot be joined; its name. With
+            ``release`` too nothing is dropped then, unless a repacking itself failed.
     """
     products = products or Products.tensor_core()
     dtype = decoder.dtype
+    for layer in decoder.layers if release else ():
+        check_layer(layer)
     embedding = decoder.embedding
-    table = embedding if isinstance(embedding, Tensor) else embedding.dequantize(dtype)
+    table = embedding if isinstance(embedding, Tensor) else dense_table(embedding, dtype)
     head = decoder.head_linear.weight
     if isinstance(head, QuantWeight):
         head = products.repack(head)
     elif isinstance(head, GroupedWeight):
         tied = decoder.config.tie_word_embeddings
-        head = table if tied else head.dequantize(dtype)
-    layers = [layer_weights(layer, products) for layer in decoder.layers]
+        head = table if tied else dense_table(head, dtype)
+    layers = []
+    if release:
+        decoder.embedding, decoder.head_linear = table, Released()
+        del embedding
+    for index, layer in enumerate(decoder.layers):
+        layers.append(layer_weights(layer, products))
+        if release:
+            decoder.layers[index] = Released()
     return StepWeights(table, layers, decoder.norm.weight.detach(), _plain(head))
+
+
+def dense_table(weight: Any, dtype: torch.dtype) -> Tensor:
+    """A quantised weight [V, d] as a tensor; float32 for a band of its rows at a time."""
+    table = torch.empty(weight.n, weight.k, dtype=dtype, device=weight.device)
+    rows = max(1, BAND_BYTES // (4 * weight.k))
+    for first in range(0, weight.n, rows):
+        band = slice(first, min(first + rows, weight.n))
+        table[band] = weight.dequantize(dtype, band)
+    return table
+
+
+def check_layer(layer: Any) -> None:
+    """Raise InputError, with the name, unless :func:`layer_weights` has what it wants."""
+    for field in _PROJECTIONS:
+        name, parts = f"layer {layer.index} {field}", list(getattr(layer, field).parts)
+        _check_parts(parts, name)
+        if field in ("gate_up", "down"):
+            require(all(part.bias is None for part in parts), name, "a bias", "none")
 
 
 def layer_weights(layer: Any, products: Products) -> LayerWeights:
     """One labkit.models.decoder.Layer as a step reads it; see :func:`step_weights`."""
     made: dict[str, Any] = {}
-    for field in ("qkv", "out", "gate_up", "down"):
+    for field in _PROJECTIONS:
         weight, bias = _joined(getattr(layer, field), f"layer {layer.index} {field}")
         made[field] = products.repack(weight, paired=field == "gate_up")
         if field in ("qkv", "out"):
@@ -270,11 +413,7 @@ def layer_weights(layer: Any, products: Products) -> LayerWeights:
 def _joined(projection: Any, name: str) -> tuple[QuantWeight, Tensor | None]:
     """One weight and bias for a Projection's parts."""
     parts = list(projection.parts)
-    weights = [part.weight for part in parts]
-    for weight in weights:
-        if not isinstance(weight, QuantWeight):
-            kind = weight.format if isinstance(weight, GroupedWeight) else "a dense weight"
-            refuse(name, kind, "w4 or w3", 'load_model(..., bits="w4")')
+    weights = _check_parts(parts, name)
     biases = [part.bias.detach() for part in parts if part.bias is not None]
     bias = (torch.cat(biases) if len(biases) > 1 else biases[0]) if biases else None
     if len(weights) == 1:
@@ -288,13 +427,17 @@ def _joined(projection: Any, name: str) -> tuple[QuantWeight, Tensor | None]:
         ) from error
 
 
-def _angles(config: ModelConfig, capacity: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """cos and sin of every position, float32 [S, D/2]."""
-    frequencies, factor = inverse_frequencies(
-        config.head_dim, config.rope_theta, config.rope_scaling, context=config.max_position_embeddings
-    )
-    angles = torch.arange(capacity, dtype=torch.float32)[:, None] * frequencies
-    return (angles.cos() * factor).to(device), (angles.sin() * factor).to(device)
+def _check_parts(parts: Sequence[Any], name: str) -> list[QuantWeight]:
+    for part in parts:
+        weight = part.weight
+        if not isinstance(weight, QuantWeight):
+            kind = weight.format if isinstance(weight, GroupedWeight) else "a dense weight"
+            refuse(name, kind, "w4 or w3", 'load_model(..., bits="w4")')
+    return [part.weight for part in parts]
+
+
+def _padded(rows: int, multiple: int) -> int:
+    return -(-rows // multiple) * multiple
 
 
 def _bytes(value: Any) -> int:

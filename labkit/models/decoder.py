@@ -1,29 +1,34 @@
 """The decoder of the Llama/Qwen2/Qwen3 family in torch: the meaning of every faster path.
 
-B batch, T new positions, S positions in all, d hidden size, H query heads, Hkv key/value heads,
-D head width, V vocabulary.
+B batch, T new positions (of a ragged step: of all its rows), d hidden size, H query heads, Hkv key/value
+heads, D head width, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from labkit.cache.paged import PagedKV
+from labkit.cache.static import StaticCache
+from labkit.cache.views import KVView
 from labkit.errors import InputError, require
 from labkit.models.config import ModelConfig
-from labkit.models.kv import KVCache
 from labkit.models.model import EMBEDDING, FINAL_NORM, HEAD, Weight, check_weights, layer_prefix
+from labkit.nn.angles import Angles
+from labkit.nn.attention import CausalAttention, PagedAttention, attention_kernels
 from labkit.nn.linear import QuantLinear
 from labkit.nn.norms import RMSNorm
-from labkit.nn.rope import Rotary, rotate
+from labkit.nn.rope import Rotary
 from labkit.quant.formats import GroupedWeight, QuantWeight, concat_rows
 from labkit.quant.packing import describe
+
+Attend: TypeAlias = Callable[[int, Tensor, RMSNorm | None, RMSNorm | None], Tensor]
+"""(layer, [..., (H + 2 Hkv) D], norms of the heads) to [..., H D]: rope, append and attention."""
 
 _QUANTISED = (QuantWeight, GroupedWeight)
 
@@ -110,8 +115,7 @@ class Layer(nn.Module):
         fuse: bool,
     ) -> None:
         super().__init__()
-        self.index, self.group = index, config.group
-        self.heads, self.kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.index = index
         prefix = layer_prefix(index)
 
         def norm(name: str) -> RMSNorm:
@@ -132,37 +136,12 @@ class Layer(nn.Module):
         self.q_norm = norm("self_attn.q_norm.weight") if config.qk_norm else None
         self.k_norm = norm("self_attn.k_norm.weight") if config.qk_norm else None
 
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, cache: KVCache | None
-    ) -> Tensor:
-        """x [B, T, d]; cos and sin [T, 1, D]; mask [T, S] when a chunk follows cached positions."""
-        x = x + self._attention(self.input_norm(x), cos, sin, mask, cache)
+    def forward(self, x: Tensor, attend: Attend) -> Tensor:
+        """x [..., d] to the same; ``attend`` knows what the tokens attend to (labkit.nn.attention)."""
+        qkv = self.qkv(self.input_norm(x))
+        x = x + self.out(attend(self.index, qkv, self.q_norm, self.k_norm))
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
         return x + self.down(F.silu(gate).mul_(up))
-
-    def _attention(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, cache: KVCache | None
-    ) -> Tensor:
-        batch, length, _ = x.shape
-        heads = self.qkv(x).view(batch, length, -1, self.head_dim)  # [B, T, H + 2 Hkv, D]
-        turned, values = heads.split((self.heads + self.kv_heads, self.kv_heads), 2)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = turned.split((self.heads, self.kv_heads), 2)
-            turned = torch.cat((self.q_norm(q), self.k_norm(k)), 2)
-        q, k = rotate(turned, cos, sin).split((self.heads, self.kv_heads), 2)
-        k, v = k.transpose(1, 2), values.transpose(1, 2)  # [B, Hkv, T, D]
-        if cache is not None:
-            k, v = cache.append(self.index, k, v)  # [B, Hkv, S, D]
-        if length == 1:
-            # One position sees all keys, so the query heads of a group are rows of one small product.
-            q = q.reshape(batch, self.kv_heads, self.group, self.head_dim)
-            y = F.scaled_dot_product_attention(q, k, v).reshape(batch, 1, -1)
-        else:
-            y = F.scaled_dot_product_attention(
-                q.transpose(1, 2), k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.group > 1
-            )
-            y = y.transpose(1, 2).reshape(batch, length, -1)  # [B, T, H D]
-        return self.out(y)
 
 
 class Decoder(nn.Module):
@@ -202,6 +181,7 @@ class Decoder(nn.Module):
             device=self.device,
             dtype=dtype,
         )
+        self.angles = Angles(config, self.device)
 
     @classmethod
     def from_weights(
@@ -224,12 +204,27 @@ class Decoder(nn.Module):
         """
         return cls(config, weights, device=device, dtype=dtype, fuse=fuse)
 
-    def new_cache(self, capacity: int, batch: int = 1) -> KVCache:
-        """An empty cache for this decoder."""
-        return KVCache(self.config, capacity, batch=batch, device=self.device, dtype=self.dtype)
+    def new_cache(
+        self,
+        capacity: int,
+        batch: int = 1,
+        *,
+        block_size: int = 16,
+        kv_dtype: torch.dtype | None = None,
+    ) -> StaticCache:
+        """An empty cache of ``batch`` rows for this decoder; ``kv_dtype`` torch.int8 stores INT8."""
+        return StaticCache(
+            self.config,
+            capacity,
+            batch=batch,
+            device=self.device,
+            dtype=self.dtype,
+            block_size=block_size,
+            kv_dtype=kv_dtype,
+        )
 
     @torch.inference_mode()
-    def hidden(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
+    def hidden(self, tokens: Tensor, cache: StaticCache | None = None) -> Tensor:
         """Final hidden states [B, T, d] of ``tokens`` int64 [B, T], after the last norm.
 
         With a cache, the tokens stand behind the cached positions and are added to it.
@@ -239,24 +234,48 @@ class Decoder(nn.Module):
         """
         self._check_tokens(tokens)
         batch, length = tokens.shape
-        start = 0
-        if cache is not None:
-            cache.check_append(batch, length)
-            start = cache.length
+        if cache is None:
+            tables = self.rotary.tables(0, length)
+            return self._run(tokens, CausalAttention(self.config, *tables))
+        cache.check_append(batch, length)
+        x = self._run(tokens.reshape(-1), self._paged(cache.kv, cache.view(length), None))
+        cache.advance(length)
+        return x.view(batch, length, -1)
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor, kv: PagedKV, view: KVView, *, kernels: bool | None = None) -> Tensor:
+        """Final hidden states [T, d] of one step: any mix of prompt chunks and decoding rows.
+
+        Args:
+            tokens: int64 [T], row after row as ``view`` has them. Ids that are on a GPU are not looked at.
+            kv: the storage; the new keys and values are written to it.
+            view: what the rows hold and where their tokens go.
+            kernels: None lets the device decide who attends, see :class:`PagedAttention`.
+
+        Raises:
+            InputError: another number of tokens than the view's, an id outside the vocabulary, or a
+                storage of another model, dtype, device or block size.
+        """
+        good = isinstance(tokens, Tensor) and tokens.dtype == torch.int64 and tokens.shape == (view.tokens,)
+        require(good, "tokens", describe(tokens), f"int64 [{view.tokens}], as the view says")
+        if tokens.device.type == "cpu":
+            self._check_ids(tokens)
+        return self._run(tokens, self._paged(kv, view, kernels))
+
+    def _paged(self, kv: PagedKV, view: KVView, kernels: bool | None) -> PagedAttention:
+        fits = kv.dtype == self.dtype and kv.device.type == self.device.type
+        require(fits, "kv", f"{kv.dtype} on {kv.device}", f"{self.dtype} on {self.device}")
+        return PagedAttention(self.config, kv, view, self.rotary, self.angles, kernels=kernels)
+
+    def _run(self, tokens: Tensor, attend: Attend) -> Tensor:
         tokens = tokens.to(self.device)
         if isinstance(self.embedding, Tensor):
             x = F.embedding(tokens, self.embedding)
         else:
             x = self.embedding.gather_rows(tokens, self.dtype)
-        cos, sin = self.rotary.tables(start, start + length)
-        mask = None
-        if start and length > 1:
-            mask = torch.ones(length, start + length, dtype=torch.bool, device=self.device).tril(start)
-        with _attention_kernels(self.device):
+        with attention_kernels(self.device):
             for layer in self.layers:
-                x = layer(x, cos, sin, mask, cache)
-        if cache is not None:
-            cache.advance(length)
+                x = layer(x, attend)
         return self.norm(x)
 
     @torch.inference_mode()
@@ -264,7 +283,7 @@ class Decoder(nn.Module):
         """Logits [..., V] of hidden states [..., d]."""
         return self.head_linear(hidden)
 
-    def forward(self, tokens: Tensor, cache: KVCache | None = None, *, last_only: bool = False) -> Tensor:
+    def forward(self, tokens: Tensor, cache: StaticCache | None = None, *, last_only: bool = False) -> Tensor:
         """Logits [B, T, V] in ``dtype``, or [B, 1, V] of the last position with ``last_only``."""
         hidden = self.hidden(tokens, cache)
         return self.head(hidden[:, -1:] if last_only else hidden)
@@ -301,22 +320,14 @@ class Decoder(nn.Module):
         good = isinstance(tokens, Tensor) and tokens.dtype == torch.int64 and tokens.ndim == 2
         if not good or tokens.numel() == 0:
             raise InputError("tokens", describe(tokens), "int64 [B, T] with B and T at least 1")
+        self._check_ids(tokens)
+
+    def _check_ids(self, tokens: Tensor) -> None:
         low, high = (int(v) for v in tokens.aminmax())
         if low < 0 or high >= self.config.vocab_size:
             raise InputError(
                 "tokens", f"ids from {low} to {high}", f"ids from 0 to {self.config.vocab_size - 1}"
             )
-
-
-def _attention_kernels(device: torch.device) -> AbstractContextManager[None]:
-    """On a GPU, every SDPA kernel but cuDNN's, which plans anew for each number of cached positions.
-
-    Measured on an H200 (torch 2.11, results/evidence): with it a step of SmolLM2's shape takes 2.1 to
-    3.6 times as long in BF16 and FP16.
-    """
-    if device.type != "cuda":
-        return nullcontext()
-    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
 def _places(names: Sequence[str], rows: Sequence[int]) -> list[tuple[str, int, int, int]]:

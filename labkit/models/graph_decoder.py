@@ -51,6 +51,8 @@ class GraphDecoder:
         batch: int = 1,
         graph: bool = True,
         products: Products | None = None,
+        block_size: int = 16,
+        kv_dtype: torch.dtype | None = None,
     ) -> GraphDecoder:
         """A graph decoder with the weights of a labkit.models.decoder.Decoder.
 
@@ -59,14 +61,18 @@ class GraphDecoder:
             capacity: positions of the cache, prompt and answer together.
             batch: rows.
             products: the tensor-core family by default.
+            block_size, kv_dtype: of the cache, see DecodeStep.
 
         Raises:
             InputError: what the step cannot do, by name, before anything is repacked.
         """
-        check(decoder.config, capacity=capacity, dtype=decoder.dtype)
+        stored: dict[str, Any] = {"block_size": block_size, "kv_dtype": kv_dtype}
+        check(decoder.config, capacity=capacity, dtype=decoder.dtype, **stored)
         products = products or Products.tensor_core()
         weights = step_weights(decoder, products=products)
-        step = DecodeStep(decoder.config, weights, batch=batch, capacity=capacity, products=products)
+        step = DecodeStep(
+            decoder.config, weights, batch=batch, capacity=capacity, products=products, **stored
+        )
         return cls(step, graph=graph, decoder=decoder)
 
     @property

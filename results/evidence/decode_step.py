@@ -78,14 +78,14 @@ def main() -> None:
     on_gpu = device == "cuda"
     where = torch.cuda.get_device_name() if on_gpu else f"cpu, {torch.get_num_threads()} threads"
     print(f"torch {torch.__version__}, {where} (measured)")
-    kept = module._attention_kernels
+    kept = module.attention_kernels
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         name = str(dtype).removeprefix("torch.")
         line = f"{name:<9} {step_ms(config, weights, device, dtype, on_gpu):6.1f} ms"
         if on_gpu:
-            module._attention_kernels = lambda device: nullcontext()
+            module.attention_kernels = lambda device: nullcontext()
             free = step_ms(config, weights, device, dtype, on_gpu)
-            module._attention_kernels = kept
+            module.attention_kernels = kept
             line += f", {free:6.1f} ms with cuDNN's attention allowed"
         print(line, flush=True)
 

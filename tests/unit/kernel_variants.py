@@ -7,7 +7,7 @@ import itertools
 
 import torch
 
-from labkit.kernels import decode_attention, greedy, rmsnorm
+from labkit.kernels import greedy, paged_attention, rmsnorm
 from labkit.kernels.seed import launch as seed
 from labkit.kernels.source import KernelSource, find_source, kernel_files
 from labkit.kernels.tensor_core import rule
@@ -37,12 +37,33 @@ def kernel_variants(arch: str = "") -> list[KernelSource]:
         found += [zsplit.source(source.name, dtype) for dtype in zsplit.ACTIVATIONS]
     for dtype in rmsnorm.ACTIVATIONS:
         found += [rmsnorm.source(dtype, vector) for vector in (True, False)] + [greedy.source(dtype)]
-    for head_dim in decode_attention.HEAD_DIMS:
-        found += [decode_attention.source(torch.float16, head_dim, group) for group in (8, 16)]
-    for group in (8, 16):
-        found += [decode_attention.source(torch.bfloat16, 128, group, norm) for norm in (True, False)]
+    found += paged_variants(arch == "sm_86")
     found += tensor_core_variants(weights() if arch == "sm_86" else weights()[:2])
     return list(dict.fromkeys(found))
+
+
+def paged_variants(full: bool = False) -> list[KernelSource]:
+    """Attention over paged keys and values: the heaviest constants, with ``full`` more; rope and append."""
+    half, bfloat = torch.float16, torch.bfloat16
+    found = []
+    for int8 in (False, True):
+        for dtype in (half, bfloat):
+            options = {"int8": int8, "fused": True, "qk_norm": True}
+            found += [paged_attention.source(dtype, 128, group, 16, **options) for group in (8, 16)]
+            found.append(paged_attention.source(dtype, 128, 8, 16, int8=int8, queries=2))
+            found.append(paged_attention.source(dtype, 80, 8, 16, **options))
+            found.append(paged_attention.rope_source(dtype, 128, 16, int8=int8, qk_norm=True))
+        if not full:
+            continue
+        for head_dim, group, block_size in itertools.product((64, 80, 96, 128), (7, 16), (8, 64)):
+            for fused in (False, True):
+                found.append(
+                    paged_attention.source(half, head_dim, group, block_size, int8=int8, fused=fused)
+                )
+        found += [
+            paged_attention.source(half, head_dim, 3, 16, int8=int8, queries=5) for head_dim in (64, 80, 96)
+        ]
+    return found
 
 
 def weights(full: bool = False) -> list[Constants]:

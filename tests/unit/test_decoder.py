@@ -8,10 +8,10 @@ import pytest
 import torch
 import transformers
 
+from labkit.cache.static import StaticCache
 from labkit.errors import InputError, ModelFileError
 from labkit.models.config import ModelConfig
 from labkit.models.decoder import Decoder, DenseLinear
-from labkit.models.kv import KVCache
 from labkit.nn.linear import QuantLinear
 from labkit.nn.rope import Rotary, inverse_frequencies
 from labkit.quant.quantize import quantize
@@ -220,7 +220,7 @@ def test_full_cache_is_refused_and_nothing_moves():
     with pytest.raises(InputError, match="batch of 2"):
         ours(torch.zeros(2, 1, dtype=torch.int64), cache)
     with pytest.raises(InputError, match="capacity"):
-        KVCache(ours.config, 0)
+        StaticCache(ours.config, 0)
 
 
 def test_truncated_cache_continues_as_if_the_rest_had_never_been():

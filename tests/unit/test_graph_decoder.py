@@ -96,6 +96,41 @@ def test_a_row_has_the_bits_that_it_has_alone() -> None:
             assert torch.equal(alone.step.hidden[0], together.step.hidden[row])
 
 
+def test_the_size_of_a_block_changes_no_bit() -> None:
+    of = cases.config()
+    decoder = cases.decoder(of, torch.float16)
+    tokens = prompt(of, 2, 1)
+    made = [graph_decoder(decoder, capacity=24, batch=2, block_size=size) for size in (8, 16, 64)]
+    for ours in made:
+        ours.feed(tokens[:, 0])
+    generated = [ours.generate(20) for ours in made]
+    for ours, found in zip(made[1:], generated[1:], strict=True):
+        assert torch.equal(found, generated[0]) and torch.equal(ours.logits, made[0].logits)
+    assert [ours.step.cache.kv.num_blocks for ours in made] == [6, 4, 2]
+
+
+def test_int8_keys_and_values() -> None:
+    """As near to float32 on the same INT8 cache as plain torch is, times two; and INT8 it is."""
+    of = cases.config()
+    exact, plain = cases.decoder(of, torch.float32), cases.decoder(of, torch.bfloat16)
+    ours = graph_decoder(plain, capacity=24, batch=2, kv_dtype=torch.int8)
+    tokens = prompt(of, 2, 12)
+    caches = [one.new_cache(24, 2, kv_dtype=torch.int8) for one in (exact, plain)]
+    for cache, decoder in zip(caches, (exact, plain), strict=True):
+        decoder.hidden(tokens[:, :5], cache)
+    ours.prefill(tokens[:, :5])
+    found: list[list[torch.Tensor]] = [[], [], []]
+    for column in tokens[:, 5:].unbind(1):
+        for part, decoder, cache in zip(found, (exact, plain), caches, strict=False):
+            part.append(decoder(column[:, None], cache)[:, -1])
+        found[2].append(ours.forward(column).clone())
+    right, theirs, mine = (torch.stack(one, 1).float() for one in found)
+    assert Errors.of(mine, right).within(Errors.of(theirs, right))
+    half = graph_decoder(plain, capacity=24, batch=2)
+    assert ours.step.cache.nbytes < 0.54 * half.step.cache.nbytes
+    assert ours.step.read_bytes(20) < half.step.read_bytes(20)
+
+
 def test_rows_of_different_lengths_and_going_back() -> None:
     of = cases.config()
     decoder = cases.decoder(of, torch.float16)
@@ -140,7 +175,9 @@ def test_a_full_cache_is_refused_before_anything_is_written() -> None:
     ours = graph_decoder(cases.decoder(of, torch.float16), capacity=6, batch=2)
     ours.prefill(prompt(of, 2, 5))
     ours.advance()
-    state = [tensor.clone() for tensor in (ours.step.cache.keys, ours.step.logits, ours.tokens)]
+    layers = ours.step.cache.kv.layers
+    held = (*(layer.keys for layer in layers), ours.step.logits, ours.tokens)
+    state = [tensor.clone() for tensor in held]
     for call in (ours.advance, lambda: ours.forward([1, 2]), lambda: ours.generate(1)):
         with pytest.raises(InputError, match=r"1 more after 6 positions.*capacity 6"):
             call()
@@ -149,8 +186,7 @@ def test_a_full_cache_is_refused_before_anything_is_written() -> None:
         ours.generate(3)
     with pytest.raises(InputError, match="7 more after 0 positions"):
         ours.prefill(prompt(of, 2, 7))
-    after = (ours.step.cache.keys, ours.step.logits, ours.tokens)
-    assert all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(after, state, strict=True))
+    assert all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(held, state, strict=True))
     assert ours.lengths == [3, 4]
     assert ours.generate(2).shape == (2, 2)
 

@@ -30,7 +30,8 @@ TEMP_BYTES = 64 << 20
 
 _VECTOR = 8  # activations of a 16-byte load
 _OFFSETS = {None: 0, torch.float16: 1, torch.float32: 2}
-_BUCKETS = (1, 9, 17, 33)  # one M of each set of kernels below DENSE_FROM
+_BUCKETS = (1, 9, 17, 33)  # one M of each set of kernels
+_EXACT_ROWS = 512  # of a launch of the family where more rows stay on it: bounds the partial sums
 
 
 def linear(
@@ -42,11 +43,12 @@ def linear(
     out: Tensor | None = None,
     fp16_sums: bool = False,
     temp_bytes: int = TEMP_BYTES,
+    dense_from: int | None = DENSE_FROM,
 ) -> Tensor:
     """y = x @ W.T + bias + residual; with a paired weight y = silu(gate + bias) * (up + bias) + residual.
 
-    Rows of a batch of up to :data:`rule.DENSE_FROM` - 1 have the bits that they have alone, on any GPU;
-    more rows go through cuBLAS.
+    Rows of a batch of up to ``dense_from`` - 1 have the bits that they have alone, on any GPU; more rows go
+    through cuBLAS.
 
     Args:
         x: float16 or bfloat16 [M, K] on the weight's device, any strides, M >= 0.
@@ -57,6 +59,8 @@ def linear(
         fp16_sums: add up a group in float16, for speed on compute capability 8.6 and 8.9: less exact, and
             inputs whose sums pass 65,504 overflow. float16 only.
         temp_bytes: most dense weight to hold at a time, in bytes, for many rows.
+        dense_from: from this many rows on cuBLAS multiplies, which is faster for many; None: never, so that
+            every row has the bits that it has alone.
 
     Returns:
         [M, N] of x's dtype.
@@ -72,10 +76,13 @@ def linear(
     if m == 0:
         return out
     x = readable(x, weight)
-    if m >= DENSE_FROM:
+    if dense_from is not None and m >= dense_from:
         return _through_dense(x, weight, bias, residual, out, temp_bytes)
-    for launch in launches(x, weight, out, bias=bias, residual=residual, fp16_sums=fp16_sums):
-        launch.run()
+    for first in range(0, m, _EXACT_ROWS):
+        band = slice(first, first + _EXACT_ROWS)
+        added = None if residual is None else residual[band]
+        for launch in launches(x[band], weight, out[band], bias=bias, residual=added, fp16_sums=fp16_sums):
+            launch.run()
     return out
 
 

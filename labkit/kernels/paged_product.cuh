@@ -1,0 +1,161 @@
+// The products of a tile and what lies between them: scores, softmax, output. See paged_attention.cu.
+#pragma once
+#include "paged_tile.cuh"
+
+// What a lane knows of its rows g (and g + 8) in the split: the largest score, its share of the sum of the
+// probabilities, and for INT8 the power of two that the output is a multiple of.
+struct Sums {
+    float largest[ROW_TILES], sum[ROW_TILES];
+#if KV_INT8
+    float unit[ROW_TILES];
+#endif
+};
+
+// Lane (g, q) gets the scores of rows g (and g + 8) at tokens 8t + 2q, +1.
+__device__ __forceinline__ void find_scores(
+    float (&score)[GROUPS8][4], const Tile& tile, const activation_t* q_shared, int g, int q)
+{
+#pragma unroll
+    for (int t = 0; t < GROUPS8; ++t) {
+        score[t][0] = score[t][1] = score[t][2] = score[t][3] = 0.f;
+    }
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {
+        const uint4 a = load_16(q_shared + g * Q_PITCH + 32 * c + 8 * q);
+        uint4 b = make_uint4(0, 0, 0, 0);
+        if (ROW_TILES == 2) {
+            b = load_16(q_shared + (ROWS_PADDED - 8 + g) * Q_PITCH + 32 * c + 8 * q);
+        }
+        const unsigned a0[4] = {a.x, b.x, a.y, b.y}, a1[4] = {a.z, b.z, a.w, b.w};
+        uint4 k[GROUPS8];
+#pragma unroll
+        for (int t = 0; t < GROUPS8; ++t) {  // products that wait for each other stand apart
+            k[t] = columns_of(tile.key[t][c]);
+            const unsigned b0[2] = {k[t].x, k[t].y};
+            multiply(score[t], a0, b0);
+        }
+#pragma unroll
+        for (int t = 0; t < GROUPS8; ++t) {
+            const unsigned b1[2] = {k[t].z, k[t].w};
+            multiply(score[t], a1, b1);
+        }
+    }
+#if KV_INT8
+#pragma unroll
+    for (int t = 0; t < GROUPS8; ++t) {
+        score[t][0] = __fmul_rn(score[t][0], tile.key_scale[t].x);
+        score[t][1] = __fmul_rn(score[t][1], tile.key_scale[t].y);
+        score[t][2] = __fmul_rn(score[t][2], tile.key_scale[t].x);
+        score[t][3] = __fmul_rn(score[t][3], tile.key_scale[t].y);
+    }
+#endif
+}
+
+// Probabilities as the output's product wants them; rescale is what the rows' sums so far are multiplied by,
+// and the result says whether any of it is not one. `token` is a lane's first.
+__device__ __forceinline__ bool find_weights(
+    unsigned (&weight)[ROW_TILES][GROUPS8], float (&rescale)[ROW_TILES], Sums& sums,
+    float (&score)[GROUPS8][4], const Tile& tile, int token, const int (&limit)[ROW_TILES], float scale_log2)
+{
+    bool moved = false;
+#pragma unroll
+    for (int h = 0; h < ROW_TILES; ++h) {
+        float top = MINUS_INFINITY;
+#if KV_INT8
+        float scale_top = 0.f;
+#endif
+#pragma unroll
+        for (int t = 0; t < GROUPS8; ++t) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                float& s = score[t][2 * h + e];
+                const bool seen = token + 8 * t + e <= limit[h];
+                s = seen ? __fmul_rn(s, scale_log2) : MINUS_INFINITY;
+                top = fmaxf(top, s);
+#if KV_INT8
+                const float of_value = e == 0 ? tile.value_scale[t].x : tile.value_scale[t].y;
+                scale_top = fmaxf(scale_top, seen ? of_value : 0.f);
+#endif
+            }
+        }
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+        top = fmaxf(top, sums.largest[h]);
+        const float base = top == MINUS_INFINITY ? 0.f : top;
+        const float factor = exp2_approx(__fadd_rn(sums.largest[h], -base));
+        rescale[h] = factor;
+        moved = moved || top != sums.largest[h];
+        sums.largest[h] = top;
+#if KV_INT8
+        scale_top = fmaxf(scale_top, __shfl_xor_sync(0xffffffffu, scale_top, 1));
+        scale_top = fmaxf(scale_top, __shfl_xor_sync(0xffffffffu, scale_top, 2));
+        // The next power of two, of a normal number below 2^100.
+        const unsigned above = __float_as_uint(fminf(scale_top, 0x1p100f)) + 0x007fffffu;
+        const float wider = fmaxf(sums.unit[h], __uint_as_float(above & 0x7f800000u));
+        const float inverse = __uint_as_float(0x7f000000u - __float_as_uint(wider));  // exact
+        rescale[h] = __fmul_rn(factor, __fmul_rn(sums.unit[h], inverse));
+        moved = moved || wider != sums.unit[h];
+        sums.unit[h] = wider;
+#endif
+        float added = 0.f;
+#pragma unroll
+        for (int t = 0; t < GROUPS8; ++t) {
+            const float a = exp2_approx(__fadd_rn(score[t][2 * h], -base));
+            const float b = exp2_approx(__fadd_rn(score[t][2 * h + 1], -base));
+#if KV_INT8
+            // Zero times a scale that was never written must stay zero.
+            const float va = token + 8 * t <= limit[h] ? __fmul_rn(tile.value_scale[t].x, inverse) : 0.f;
+            const float vb = token + 8 * t + 1 <= limit[h] ? __fmul_rn(tile.value_scale[t].y, inverse) : 0.f;
+            weight[h][t] = bits_of(from_floats(__fmul_rn(a, va), __fmul_rn(b, vb)));
+            added = __fadd_rn(added, __fadd_rn(a, b));
+#else
+            const activation2_t p = from_floats(a, b);
+            weight[h][t] = bits_of(p);
+            const float2 rounded = to_floats(p);
+            added = __fadd_rn(added, __fadd_rn(rounded.x, rounded.y));
+#endif
+        }
+        sums.sum[h] = __fmaf_rn(sums.sum[h], factor, added);
+    }
+    return moved;
+}
+
+__device__ __forceinline__ void scale_rows(
+    float (&acc)[ROW_TILES][4 * BLOCKS64][4], const float (&rescale)[ROW_TILES], int q)
+{
+#pragma unroll
+    for (int h = 0; h < ROW_TILES; ++h) {
+        const float f0 = __shfl_sync(0xffffffffu, rescale[h], 8 * q);
+        const float f1 = __shfl_sync(0xffffffffu, rescale[h], 8 * q + 4);
+#pragma unroll
+        for (int i = 0; i < 4 * BLOCKS64; ++i) {
+            acc[h][i][0] = __fmul_rn(acc[h][i][0], f0);
+            acc[h][i][1] = __fmul_rn(acc[h][i][1], f1);
+            acc[h][i][2] = __fmul_rn(acc[h][i][2], f0);
+            acc[h][i][3] = __fmul_rn(acc[h][i][3], f1);
+        }
+    }
+}
+
+// Transposed: row g of product i is column 8g + 2i, row g + 8 is column 8g + 2i + 1.
+__device__ __forceinline__ void add_values(
+    float (&acc)[ROW_TILES][4 * BLOCKS64][4], const Tile& tile, const unsigned (&weight)[ROW_TILES][GROUPS8])
+{
+#pragma unroll
+    for (int s = 0; s < TILE / 16; ++s) {
+#pragma unroll
+        for (int b = 0; b < BLOCKS64; ++b) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                unsigned a[4];
+                token_pairs(tile.value[4 * s][b], tile.value[4 * s + 1][b], i, a[0], a[1]);
+                token_pairs(tile.value[4 * s + 2][b], tile.value[4 * s + 3][b], i, a[2], a[3]);
+#pragma unroll
+                for (int h = 0; h < ROW_TILES; ++h) {
+                    const unsigned p[2] = {weight[h][2 * s], weight[h][2 * s + 1]};
+                    multiply(acc[h][4 * b + i], a, p);
+                }
+            }
+        }
+    }
+}

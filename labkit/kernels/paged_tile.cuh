@@ -1,0 +1,278 @@
+// Shape of a block of paged_attention.cu and of the tile that a warp of it holds in registers, and its loads.
+#pragma once
+#include "paged_head.cuh"
+
+#ifndef GROUP  // query heads a key/value head
+#define GROUP 8
+#endif
+#ifndef QUERIES  // queries of a row that a block takes together
+#define QUERIES 1
+#endif
+#ifndef FUSED
+#define FUSED 0
+#endif
+#ifndef VALUES_EARLY  // the next tile's values are on their way before its turn
+#define VALUES_EARLY (KV_INT8 || GROUP * QUERIES <= 8 || HEAD_DIM <= 64)
+#endif
+
+// INT8 pieces are half as long: more warps with shorter tiles take half the registers a warp.
+#ifndef WARPS
+#define WARPS (KV_INT8 ? 8 : 4)
+#endif
+#ifndef TILE
+#define TILE (KV_INT8 ? 16 : 32)
+#endif
+#ifndef BLOCKS  // on a multiprocessor: what the registers are cut to
+#define BLOCKS (GROUP * QUERIES > 8 ? 8 / WARPS : !KV_INT8 && HEAD_DIM <= 64 ? 3 : 2)
+#endif
+
+#define TURN (WARPS * TILE)
+#define FINE_TURNS 16
+#define COARSE 4
+#define THREADS (32 * WARPS)
+#define ROWS (GROUP * QUERIES)
+#define ROW_TILES ((ROWS + 7) / 8)
+#define ROWS_PADDED (8 * ROW_TILES)
+#define CHUNKS ((HEAD_DIM + 31) / 32)    // of 32 columns: a lane's piece of a key
+#define BLOCKS64 ((HEAD_DIM + 63) / 64)  // of 64 columns: a lane's piece of a value
+#define Q_PITCH (32 * CHUNKS + (CHUNKS % 2 ? 0 : 32))  // rows 64 bytes apart modulo 128: no bank conflict
+#define ITEMS (BLOCKS64 * 128)           // an item is 4 neighbouring columns of one of 8 rows
+#define CELLS (4 * ITEMS)
+#define THREAD_ITEMS ((ITEMS + THREADS - 1) / THREADS)
+#define WHOLE_ITEMS (ITEMS % THREADS == 0)  // every thread has as many
+#define OUT_TILES (ROW_TILES * WARPS <= 8 ? ROW_TILES : 1)  // row tiles that lie in shared memory at once
+#define AT_ONCE (ROW_TILES == 1 ? 8 : 4)  // partial results that the last block has on their way
+#define GROUPS8 (TILE / 8)               // of 8 tokens
+#define EARLY_KEYS (VALUES_EARLY ? GROUPS8 : FUSED ? 1 : GROUPS8 / 2)  // that do not wait for the values' use
+#define IDS (BLOCK_SIZE >= TILE ? 1 : TILE / BLOCK_SIZE)  // blocks that a tile touches
+#define ROUNDS ((GROUP + 2 + WARPS - 1) / WARPS)  // heads of the new token that a warp takes
+
+static_assert(ROWS >= 1 && ROWS <= 16, "GROUP * QUERIES is 1 to 16");
+static_assert(!FUSED || QUERIES == 1, "FUSED takes one query a row");
+
+struct Tile {
+    piece_t key[GROUPS8][CHUNKS];
+    piece_t value[2 * GROUPS8][BLOCKS64];
+#if KV_INT8
+    float2 key_scale[GROUPS8], value_scale[GROUPS8];
+#endif
+};
+
+// Where a lane finds a tile: a block's place is its id times the stride, in elements.
+struct Cache {
+    const stored_t* keys;    // of this head and lane: token g, columns 8q
+    const stored_t* values;  // token 2q, columns 8g
+    const float* key_scales;
+    const float* value_scales;
+    unsigned stride, scale_stride;
+};
+
+// Place in its block of the first of the tile's 8 tokens t.
+__device__ __forceinline__ int within(int first, int t)
+{
+    return BLOCK_SIZE > TILE ? first % BLOCK_SIZE + 8 * t : 8 * t % BLOCK_SIZE;
+}
+
+__device__ __forceinline__ unsigned block_of(const int (&ids)[IDS], int t)
+{
+    return static_cast<unsigned>(ids[IDS == 1 ? 0 : 8 * t / BLOCK_SIZE]);
+}
+
+template <typename T>
+__device__ __forceinline__ const T* in_block(const T* from, unsigned block, unsigned stride)
+{
+    return from + static_cast<size_t>(block) * stride;
+}
+
+__device__ __forceinline__ void load_ids(int (&ids)[IDS], const int* table, int first, int blocks)
+{
+#pragma unroll
+    for (int i = 0; i < IDS; ++i) {
+        const int index = first / BLOCK_SIZE + i;
+        ids[i] = index < blocks ? table[index] : 0;
+    }
+}
+
+// A token of a tile that is not whole. One beyond the filled ones is read as the tile's first, with a weight
+// of zero: what a free slot holds is never seen. `first` is below `filled`.
+template <typename T>
+__device__ __forceinline__ const T* token_of(
+    const T* from, unsigned stride, int columns, const int (&ids)[IDS], int first, int filled, int t,
+    int of_lane, int shift)
+{
+    const bool there = first + 8 * t + of_lane + shift < filled;
+    return in_block(from, there ? block_of(ids, t) : block_of(ids, 0), stride)
+           + (there ? within(first, t) + shift : within(first, 0) - of_lane) * columns;
+}
+
+#if KV_INT8
+// Scales of two neighbouring tokens, which lie in one block.
+__device__ __forceinline__ void load_scales(
+    float2 (&scales)[GROUPS8], const float* from, unsigned stride, const int (&ids)[IDS], int first,
+    int filled, int q)
+{
+    if (first + TILE <= filled) {
+#pragma unroll
+        for (int t = 0; t < GROUPS8; ++t) {
+            const uint2 pair = load_early_8(in_block(from, block_of(ids, t), stride) + within(first, t));
+            scales[t] = make_float2(__uint_as_float(pair.x), __uint_as_float(pair.y));
+        }
+        return;
+    }
+#pragma unroll
+    for (int t = 0; t < GROUPS8; ++t) {
+        scales[t].x = *token_of(from, stride, 1, ids, first, filled, t, 2 * q, 0);
+        scales[t].y = *token_of(from, stride, 1, ids, first, filled, t, 2 * q, 1);
+    }
+}
+#endif
+
+__device__ __forceinline__ void load_key(piece_t (&key)[CHUNKS], const stored_t* p, int q)
+{
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {  // columns beyond the head's meet a zero of q
+        key[c] = load_piece(p + (HEAD_DIM % 32 == 0 || 32 * c + 8 * q < HEAD_DIM ? 32 * c : 0));
+    }
+}
+
+__device__ __forceinline__ void load_value(piece_t (&value)[BLOCKS64], const stored_t* p, int g)
+{
+#pragma unroll
+    for (int b = 0; b < BLOCKS64; ++b) {  // columns beyond the head's are not written
+        value[b] = load_piece(p + (HEAD_DIM % 64 == 0 || 64 * b + 8 * g < HEAD_DIM ? 64 * b : 0));
+    }
+}
+
+// Its tokens from 8 FROM to 8 TO.
+template <int FROM, int TO>
+__device__ __forceinline__ void load_keys(
+    Tile& tile, const Cache& cache, const int (&ids)[IDS], int first, int filled, int g, int q)
+{
+    if (first + TILE <= filled) {
+#pragma unroll
+        for (int t = FROM; t < TO; ++t) {
+            const stored_t* p = in_block(cache.keys, block_of(ids, t), cache.stride);
+            load_key(tile.key[t], p + within(first, t) * HEAD_DIM, q);
+        }
+    } else if (!FUSED || first < filled) {
+#pragma unroll
+        for (int t = FROM; t < TO; ++t) {
+            const stored_t* p = token_of(cache.keys, cache.stride, HEAD_DIM, ids, first, filled, t, g, 0);
+            load_key(tile.key[t], p, q);
+        }
+    } else {  // the new token alone
+#pragma unroll
+        for (int t = FROM; t < TO; ++t) {
+#pragma unroll
+            for (int c = 0; c < CHUNKS; ++c) {
+                tile.key[t][c] = zero_piece();
+            }
+#if KV_INT8
+            tile.key_scale[t] = make_float2(0.f, 0.f);
+#endif
+        }
+        return;
+    }
+#if KV_INT8
+    load_scales(tile.key_scale, cache.key_scales, cache.scale_stride, ids, first, filled, q);
+#endif
+}
+
+__device__ __forceinline__ void load_values(
+    Tile& tile, const Cache& cache, const int (&ids)[IDS], int first, int filled, int g, int q)
+{
+    if (first + TILE <= filled) {
+#pragma unroll
+        for (int t = 0; t < 2 * GROUPS8; ++t) {
+            const stored_t* p = in_block(cache.values, block_of(ids, t / 2), cache.stride);
+            load_value(tile.value[t], p + (within(first, t / 2) + t % 2) * HEAD_DIM, g);
+        }
+    } else if (!FUSED || first < filled) {
+#pragma unroll
+        for (int t = 0; t < 2 * GROUPS8; ++t) {
+            const stored_t* p =
+                token_of(cache.values, cache.stride, HEAD_DIM, ids, first, filled, t / 2, 2 * q, t % 2);
+            load_value(tile.value[t], p, g);
+        }
+    } else {
+#pragma unroll
+        for (int t = 0; t < 2 * GROUPS8; ++t) {
+#pragma unroll
+            for (int b = 0; b < BLOCKS64; ++b) {
+                tile.value[t][b] = zero_piece();
+            }
+#if KV_INT8
+            tile.value_scale[t / 2] = make_float2(0.f, 0.f);
+#endif
+        }
+        return;
+    }
+#if KV_INT8
+    load_scales(tile.value_scale, cache.value_scales, cache.scale_stride, ids, first, filled, q);
+#endif
+}
+
+// Zeros of q where there is none: rows from `filled` on, and the last chunk's other half.
+__device__ __forceinline__ void zero_rest(activation_t* q_shared, int filled)
+{
+    const uint4 zero = make_uint4(0, 0, 0, 0);
+    for (int i = threadIdx.x; i < (ROWS_PADDED - filled) * (HEAD_DIM / 8); i += THREADS) {
+        activation_t* row = q_shared + (filled + i / (HEAD_DIM / 8)) * Q_PITCH;
+        *reinterpret_cast<uint4*>(row + i % (HEAD_DIM / 8) * 8) = zero;
+    }
+    if (HEAD_DIM % 32 != 0) {
+        for (int i = threadIdx.x; i < 2 * ROWS_PADDED; i += THREADS) {
+            *reinterpret_cast<uint4*>(q_shared + i / 2 * Q_PITCH + HEAD_DIM + i % 2 * 8) = zero;
+        }
+    }
+}
+
+#if FUSED
+__device__ __forceinline__ void zero_new(stored_t* new_key, stored_t* new_value)
+{
+    for (int i = HEAD_DIM + threadIdx.x; i < 32 * CHUNKS; i += THREADS) {
+        new_key[i] = stored_t(0);
+    }
+    for (int i = HEAD_DIM + threadIdx.x; i < 64 * BLOCKS64; i += THREADS) {
+        new_value[i] = stored_t(0);
+    }
+}
+
+// The new token, which is token `at` of the tile, if it is there, takes its place.
+__device__ __forceinline__ void put_key(
+    Tile& tile, const stored_t* new_key, const float* new_scales, int at, int g, int q)
+{
+#pragma unroll
+    for (int t = 0; t < GROUPS8; ++t) {
+        if (8 * t + g == at) {
+#pragma unroll
+            for (int c = 0; c < CHUNKS; ++c) {
+                tile.key[t][c] = *reinterpret_cast<const piece_t*>(new_key + 32 * c + 8 * q);
+            }
+        }
+#if KV_INT8
+        if (8 * t + 2 * q == at) {
+            tile.key_scale[t].x = new_scales[0];
+            tile.value_scale[t].x = new_scales[1];
+        }
+        if (8 * t + 2 * q + 1 == at) {
+            tile.key_scale[t].y = new_scales[0];
+            tile.value_scale[t].y = new_scales[1];
+        }
+#endif
+    }
+}
+
+__device__ __forceinline__ void put_value(Tile& tile, const stored_t* new_value, int at, int g, int q)
+{
+#pragma unroll
+    for (int t = 0; t < 2 * GROUPS8; ++t) {
+        if (8 * (t / 2) + 2 * q + t % 2 == at) {
+#pragma unroll
+            for (int b = 0; b < BLOCKS64; ++b) {
+                tile.value[t][b] = *reinterpret_cast<const piece_t*>(new_value + 64 * b + 8 * g);
+            }
+        }
+    }
+}
+#endif
