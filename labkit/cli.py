@@ -169,6 +169,59 @@ def resources(
     report.resources(kernel, arch or [], device or [], defines or [], threads, shared, sass)
 
 
+@app.command()
+def plan(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="GGUF file, Hugging Face or labkit folder, or a shape such as qwen2.5-3b. "
+            "(default: the default model)"
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            "--memory", help="4GB, 3.5GiB, bytes, or a share of what is free: 0.9, 90%. (default: 0.9)"
+        ),
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option("--context", help="Tokens of a row, prompt and answer. (default: 2048)")
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", help="Rows that decode at once.")] = 1,
+    bits: Bits = None,
+    group: Group = None,
+    offset: Offset = False,
+    layers: Annotated[
+        list[str] | None, typer.Option("--layer", help="PATTERN=FORMAT, such as head=w4; repeatable.")
+    ] = None,
+    kv: Annotated[
+        str | None,
+        typer.Option("--kv", help="KV cache: fp16, bf16, fp32 or int8. (default: as the activations)"),
+    ] = None,
+    block_size: Annotated[int, typer.Option("--block-size", help="Tokens of a KV block.")] = 16,
+    chunk: Annotated[int, typer.Option("--chunk", help="Tokens of a prefill chunk.")] = 512,
+    device: Annotated[
+        str, typer.Option("--device", help="auto, cpu, cuda, or a card such as rtx3050-laptop.")
+    ] = "auto",
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="Activations. (default: cpu float32, cuda float16)")
+    ] = None,
+    graphs: Annotated[
+        bool | None,
+        typer.Option("--graphs/--no-graphs", help="Decode by CUDA graphs. (default: where they fit)"),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+) -> None:
+    """What a model needs in memory, by formula: the bill, what fits, what to change (1 = does not fit)."""
+    from labkit.cache import plan_command
+
+    options = plan_command.Options(
+        model, memory, context, batch, bits, group, offset, tuple(layers or ()), kv, block_size, chunk,
+        device, dtype, graphs,
+    )  # fmt: skip
+    raise typer.Exit(0 if plan_command.run(options, as_records=json) else 1)
+
+
 def main() -> None:
     """Entry point: turns an :class:`InputError` into one message and exit code 2."""
     # A console in GBK or ASCII cannot show every token; a replacement sign beats a crash.
