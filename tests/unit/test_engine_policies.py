@@ -1,0 +1,192 @@
+"""What each policy does to gaps and prefill, on the simulated clock; and the clock and its costs."""
+
+from __future__ import annotations
+
+import pytest
+
+from labkit import quoted
+from labkit.engine.adaptive import POLICIES, Adaptive, make_policy
+from labkit.engine.cost_model import CostModel, h200, rtx3050
+from labkit.engine.engine import Engine
+from labkit.engine.metrics import Latency, Slo
+from labkit.engine.policy import Dynamic, Mixed, Overlap, Policy, Serial, Sliced, Ticks
+from labkit.engine.sampling import SamplingParams
+from labkit.engine.sim import Arrival, SimulatedExecutor, document_trace, replay
+from labkit.errors import InputError
+
+
+def run(policy: Policy, cost: CostModel, trace: list[Arrival], **options):
+    engine = Engine(SimulatedExecutor(cost, **options), policy=policy)
+    requests = replay(engine, trace)
+    steady = [request for request in requests if request.prompt_len == 8]
+    documents = [request for request in requests if request.prompt_len > 8]
+    return Latency.of(steady).itl, Latency.of(documents).ttft, engine
+
+
+def quoted_trace() -> list[Arrival]:
+    return document_trace(streams=4, answer=64, document=189, at=0.5)
+
+
+def document(metric: str) -> dict:
+    rows = quoted.tables(quoted.DEEPINFER)["long_document_itl"].rows
+    return next(row for row in rows if row["metric"] == metric)
+
+
+# --- the article's figures -----------------------------------------------------------------------------
+
+
+def test_the_fitted_model_gives_the_articles_gaps_back() -> None:
+    gap = document("max_itl_s")
+    assert run(Serial(128), rtx3050(), quoted_trace())[0].max == pytest.approx(gap["off"], rel=1e-3)
+    assert run(Overlap(128), rtx3050(), quoted_trace())[0].max == pytest.approx(gap["on"], rel=1e-3)
+
+
+def test_a_joined_overlap_is_never_below_the_chunk() -> None:
+    free = CostModel(name="two devices", origin="simulated", source="-", points=rtx3050().points, share=0.5)
+    gap, _, _ = run(Overlap(128), free, quoted_trace())
+    assert gap.max >= free.products(128)
+
+
+@pytest.mark.parametrize(
+    ("policy", "most"),
+    [
+        (Mixed(32), 0.19),
+        (Ticks(128), 0.15),
+        (Sliced(128, budget=0.0728), 0.16),
+        (Dynamic(128, least=8, target_gap=0.2), 0.25),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_gaps_below_the_chunk(policy: Policy, most: float) -> None:
+    gap, ttft, _ = run(policy, rtx3050(), quoted_trace())
+    assert gap.max <= most < rtx3050().products(128) / 2
+    assert ttft.count == 1
+
+
+def test_mixed_keeps_nearly_the_prefill_rate() -> None:
+    _, serial, _ = run(Serial(128), rtx3050(), quoted_trace())
+    _, mixed, _ = run(Mixed(32), rtx3050(), quoted_trace())
+    assert mixed.max <= 1.1 * serial.max
+
+
+# --- the policies' own promises ------------------------------------------------------------------------
+
+
+def long_trace(cost: CostModel) -> list[Arrival]:
+    step = cost.products(4) + cost.fixed
+    return document_trace(streams=4, answer=400, document=3000, at=20 * step)
+
+
+def test_sliced_holds_its_budget() -> None:
+    cost = h200()
+    budget = 1e-3
+    gap, _, engine = run(Sliced(1024, budget=budget), cost, long_trace(cost))
+    step = cost.products(4) + cost.fixed + 5000 * cost.context
+    layer = cost.products(1024) / cost.num_layers
+    assert gap.max <= step + max(budget, layer) + 4 * cost.host
+    assert engine.counters.prefill_decode_overlap_steps > 20
+
+
+def test_dynamic_holds_its_gap_after_a_few_steps() -> None:
+    cost, target = h200(), 3e-3
+    gap, _, _ = run(Dynamic(1024, target_gap=target), cost, long_trace(cost))
+    assert gap.max <= 1.5 * target and gap.p95 <= 1.2 * target
+
+
+def test_adaptive_finds_a_rung_that_holds() -> None:
+    cost = h200()
+    trace = document_trace(streams=4, answer=2000, document=6000, at=0.05, documents=20, every=0.1)
+    bound = 4e-3
+    gap, _, engine = run(Adaptive(Slo(max_gap=bound)), cost, trace)
+    policy = engine.scheduler.policy
+    assert isinstance(policy, Adaptive) and policy.looks > 10
+    # Rungs that break the bound are found by trying them: once in a while one gap is longer.
+    assert gap.p95 <= bound
+    calm, _, _ = run(Adaptive(Slo(max_gap=bound, ttft=1e3)), cost, trace)
+    assert calm.max <= bound
+
+
+def test_running_ahead_changes_no_token_and_hides_the_host() -> None:
+    cost = h200()
+    trace = document_trace(streams=4, answer=100, document=300, at=0.01)
+    plain, ahead = (
+        run(make_policy("mixed"), cost, trace, feeds=feeds)[2].remembered for feeds in (False, True)
+    )
+    assert {r.id: r.output_ids for r in plain} == {r.id: r.output_ids for r in ahead}
+    assert max(r.token_times[-1] for r in ahead) < max(r.token_times[-1] for r in plain)
+
+
+@pytest.mark.parametrize("name", list(POLICIES))
+@pytest.mark.parametrize("lanes", [True, False])
+def test_every_policy_gives_the_same_tokens(name: str, lanes: bool) -> None:
+    trace = document_trace(streams=3, answer=20, document=100, at=0.01, documents=3, every=0.01)
+    _, _, plain = run(Serial(1), h200(), trace)
+    _, _, engine = run(make_policy(name), h200(), trace, lanes=lanes)
+    expected = {request.arrival: request.output_ids for request in plain.remembered}
+    assert {request.arrival: request.output_ids for request in engine.remembered} == expected
+
+
+# --- names and arguments -------------------------------------------------------------------------------
+
+
+def test_policies_are_made_by_name() -> None:
+    assert make_policy("serial", chunk=7).chunk == 7
+    kept = Mixed()
+    assert make_policy(kept) is kept
+    with pytest.raises(InputError, match="one of serial, overlap, ticks, dynamic, mixed, sliced, adaptive"):
+        make_policy("fastest")
+    with pytest.raises(InputError, match="options"):
+        make_policy(kept, chunk=3)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Serial(0),
+        lambda: Ticks(True),
+        lambda: Sliced(8, budget=0),
+        lambda: Dynamic(8, target_gap=-1),
+        lambda: Adaptive(Slo(), ()),
+        lambda: Mixed(8, alone=0),
+    ],
+)
+def test_arguments_out_of_range_are_refused(make) -> None:
+    with pytest.raises(InputError):
+        make()
+
+
+# --- the clock -----------------------------------------------------------------------------------------
+
+
+def test_costs_say_where_they_are_from() -> None:
+    for cost, origin in ((rtx3050(), "simulated from quoted"), (h200(), "simulated from measured")):
+        assert cost.origin == origin and "ssumed" in cost.source
+        name = SimulatedExecutor(cost).name
+        assert name.startswith("simulated") and origin in name
+
+
+def test_products_are_lines_through_the_points() -> None:
+    cost = CostModel(name="-", origin="-", source="-", points=((1, 1.0), (5, 1.0), (9, 3.0)))
+    assert [cost.products(n) for n in (1, 3, 5, 7, 9, 13)] == [1, 1, 1, 2, 3, 5]
+    with pytest.raises(InputError, match="rising"):
+        CostModel(name="-", origin="-", source="-", points=((5, 1.0), (5, 2.0)))
+
+
+def test_two_lanes_share_the_device() -> None:
+    """Alone a work takes 1 s; two whose shares add up to 1.6 are 1.6 times slower while both run."""
+    cost = CostModel(name="-", origin="-", source="-", points=((1, 1.0), (2, 2.0)), share=0.8)
+    executor = SimulatedExecutor(cost)
+    engine = Engine(executor, policy="serial")
+    for prompt in ([1], [2]):
+        engine.add_request(prompt, SamplingParams(max_tokens=1))
+    scheduler = engine.scheduler
+    work = scheduler.next_work()
+    assert work is not None and len(work.rows) == 2
+    short = executor.launch(executor.prepare(work.rows[:1], "decode"))
+    long = executor.launch(executor.prepare(work.rows, "prefill"))
+    assert not executor.done(short)
+    executor.join(short)
+    assert executor.now() == pytest.approx(1.6) and not executor.done(long)
+    executor.join(long)
+    assert executor.now() == pytest.approx(1.6 + 1.0)
+    assert executor.seconds(long) == pytest.approx(2.6)
