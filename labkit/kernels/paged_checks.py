@@ -52,8 +52,8 @@ def group_of(qkv: Tensor, layer: PagedLayer) -> int:
 def check_serves(layer: PagedLayer, group: int, dtype: torch.dtype, name: str) -> None:
     reason = why_not(layer.head_dim, group, layer.block_size, dtype, layer.dtype)
     require(not reason, name, reason, "shapes and dtypes that the kernel has")
-    side = layer.keys.is_contiguous() and layer.values.is_contiguous()
-    require(side, "layer", "memory in another order", "a block's heads side by side", "PagedKV.layer gives it")
+    plain = layer.keys.is_contiguous() and layer.values.is_contiguous()
+    require(plain, "layer", "another memory order", "a block's heads side by side", "PagedKV.layer gives it")
 
 
 Checked = tuple[str, Any, torch.dtype, tuple[int, ...]]

@@ -30,7 +30,7 @@ from labkit.quant.grouped import GroupedWeight
 
 HEAD_ROWS = 8
 """In a step of its own a dense head is computed for at least so many rows: cuBLAS gives a row the same bits
-for each batch up to here, and a product that reads V x d weights costs no more for eight rows than for one."""
+for each batch up to here, and a product that reads V x d weights costs no more for eight rows than one."""
 
 _PROJECTIONS = ("qkv", "out", "gate_up", "down")
 BAND_BYTES = 64 << 20
