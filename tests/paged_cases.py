@@ -355,3 +355,21 @@ def check_invariant(
             long_enough = F.pad(case.cos, (0, 0, 0, 700)), F.pad(case.sin, (0, 0, 0, 700))
             wider = replace(wider, cos=long_enough[0], sin=long_enough[1])
             assert torch.equal(wider.fused(planned=planned)[0], expected), f"row {index} + {at}, {planned}"
+
+
+def check_odd_value(case: Paged, odd: float) -> None:
+    """Zero times an infinite value or NaN is no zero: queries before it have the bits that they have without.
+
+    Row 0 has 12 new tokens at least.
+    """
+    kv_heads, head_dim, count, at = case.layer.kv_heads, case.layer.head_dim, case.counts[0], 9
+    clean = case.attend(case.append())
+    column = (case.heads + kv_heads) * head_dim + 5  # of the first head's value
+    case.qkv[at, column] = odd
+    case.qkv[at + 2, column + 3] = -odd
+    y = case.attend(case.append())
+    bad = torch.zeros(len(y), kv_heads, case.group, head_dim, dtype=torch.bool, device=y.device)
+    bad[at:count, 0, :, 5] = bad[at + 2 : count, 0, :, 8] = True
+    bad = bad.view_as(y)
+    assert torch.equal(y.isfinite(), ~bad)
+    assert torch.equal(y[~bad], clean[~bad])

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 DTYPES = ("float16", "bfloat16", "float32")
 DEVICES = ("cpu", "cuda")
-RESERVED_BLOCKS = 0
-"""Blocks of the pool that no sequence gets: none, as padding rows of a CUDA graph name no block."""
 
 GPU_RUNTIME_BYTES = 400 << 20
 """CUDA context, loaded kernels, and what a desktop shows on the same card: assumed, not measured."""
@@ -94,8 +92,8 @@ class Case:
 
     @property
     def asked_blocks(self) -> int:
-        """Blocks of all rows, and the reserved one."""
-        return self.batch * self.row_blocks + RESERVED_BLOCKS
+        """Blocks of all rows."""
+        return self.batch * self.row_blocks
 
     @property
     def kv_bytes(self) -> int:
@@ -202,15 +200,23 @@ def graph_sizes(batch: int) -> tuple[int, ...]:
 
 
 def attention_scratch_bytes(config: ModelConfig, batch: int, context: int) -> int:
-    """Partial results of the decode attention, one set for all layers; see labkit.kernels.paged_attention."""
-    from labkit.kernels.paged_attention import splits
+    """Partial results of the decode attention, one set for all layers; see labkit.kernels.paged_plan."""
+    from labkit.kernels.paged_plan import partial_bytes
 
-    parts = splits(context)
-    if parts == 1:
-        return 0
-    heads = -(-config.group // 8) * 8  # a fragment holds eight
-    width = -(-config.head_dim // 64) * 64
-    return batch * config.num_kv_heads * parts * heads * (width + 2) * 4
+    return partial_bytes(batch * config.num_kv_heads, config.group, config.head_dim, context)
+
+
+def prefill_scratch_bytes(config: ModelConfig, chunk: int, batch: int, context: int) -> int:
+    """The same of a chunk's attention, with the decoding rows beside it."""
+    from labkit.kernels.paged_attention import MOST_GROUP, query_tile
+    from labkit.kernels.paged_plan import MOST_TILE_BYTES, partial_bytes
+
+    if config.group > MOST_GROUP:
+        return 0  # torch attends
+    queries = query_tile(config.group)
+    units = (-(-chunk // queries) + batch) * config.num_kv_heads
+    most = partial_bytes(units, config.group * queries, config.head_dim, context)
+    return min(most, MOST_TILE_BYTES)
 
 
 def _row_values(config: ModelConfig) -> int:
@@ -227,5 +233,6 @@ def _scratch_bytes(case: Case) -> int:
     if case.device == "cuda":
         total += GPU_STREAMS * CUBLAS_BYTES[(case.capability or (8, 6)) >= (9, 0)]
         total += attention_scratch_bytes(case.config, case.batch, case.context)
+        total += prefill_scratch_bytes(case.config, case.chunk, case.batch, case.context)
         total += case.batch * _SPLIT_BYTES_A_ROW
     return total

@@ -47,6 +47,7 @@ class BlockTable:
         blocks: block ids; always just enough for ``length``.
         length: tokens held, that is slots handed out (written or not).
         freed: set by :meth:`BlockAllocator.free`; the table is of no use afterwards.
+        pool: whose blocks they are; no other allocator takes the table.
         published: the prefix cache's entries for the leading full blocks, so that publishing goes on
             where it stopped.
     """
@@ -54,6 +55,7 @@ class BlockTable:
     blocks: list[int]
     length: int
     freed: bool = False
+    pool: BlockAllocator | None = field(default=None, repr=False, compare=False)
     published: list[CachedBlock] = field(default_factory=list, repr=False, compare=False)
 
 
@@ -186,12 +188,10 @@ class BlockAllocator:
             if not self._refs[block]:
                 del self._idle[block]
             self._refs[block] += 1
-        return BlockTable([*shared, *(self._take() for _ in range(needed))], tokens)
+        return BlockTable([*shared, *(self._take() for _ in range(needed))], tokens, pool=self)
 
     def can_append(self, table: BlockTable, tokens: int = 1) -> bool:
         """Whether :meth:`append` would succeed now."""
-        self.check_table(table)
-        whole("tokens", tokens, 1)
         return self._growth(table, tokens) <= self.num_available
 
     def append(self, table: BlockTable, tokens: int = 1) -> list[BlockCopy]:
@@ -204,8 +204,6 @@ class BlockAllocator:
         Returns:
             Copies to execute before anything is written; none, or one.
         """
-        self.check_table(table)
-        whole("tokens", tokens, 1)
         growth = self._growth(table, tokens)
         if growth > self.num_available:
             self._refuse_size("tokens", f"{tokens} more", growth, self.num_available)
@@ -229,7 +227,7 @@ class BlockAllocator:
         self.check_table(table)
         for block in table.blocks:
             self._refs[block] += 1
-        return BlockTable(list(table.blocks), table.length, published=list(table.published))
+        return BlockTable(list(table.blocks), table.length, pool=self, published=list(table.published))
 
     def truncate(self, table: BlockTable, length: int) -> None:
         """Keep the first ``length`` tokens, from 0 to all; blocks beyond them go back."""
@@ -272,12 +270,8 @@ class BlockAllocator:
         require(num_blocks < old, "num_blocks", num_blocks, f"fewer than the {old} blocks of the pool")
         used = [block for block in range(num_blocks, old) if self._refs[block]]
         if used:
-            refuse(
-                "num_blocks",
-                num_blocks,
-                f"at least {used[-1] + 1}: tables refer to {len(used)} of the blocks beyond",
-                "free these tables first",
-            )
+            text = f"at least {used[-1] + 1}: tables refer to {len(used)} of the blocks beyond"
+            refuse("num_blocks", num_blocks, text, "free these tables first")
         for block in [block for block in self._idle if block >= num_blocks]:
             # An eviction takes what hangs on the block along, perhaps a later one of this list.
             if self._kept[block]:
@@ -337,7 +331,9 @@ class BlockAllocator:
         return self._refs[block] > 1
 
     def _growth(self, table: BlockTable, tokens: int) -> int:
-        """Blocks that an append takes, the copy of a shared partial block included."""
+        """Blocks that an append takes, the copy of a shared partial block included; checks both."""
+        self.check_table(table)
+        whole("tokens", tokens, 1)
         growth = self.blocks_for(table.length + tokens) - len(table.blocks)
         if table.length % self.block_size and self._must_copy(table.blocks[-1]):
             growth += 1
@@ -390,6 +386,8 @@ class BlockAllocator:
             refuse("table", type(table).__name__, "a BlockTable made by allocate or fork")
         if table.freed:
             refuse("table", "a table that was freed", "a live table", "free and use a table only once")
+        if table.pool is not self:
+            refuse("table", "a table of another pool", "one that allocate or fork of this pool made")
         if len(table.blocks) != -(-table.length // self.block_size):
             held = f"{len(table.blocks)} blocks for {table.length} tokens"
             refuse("table", held, f"{self.blocks_for(table.length)} blocks of {self.block_size} tokens")

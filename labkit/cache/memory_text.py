@@ -12,7 +12,7 @@ LEAST_BYTES = 1 << 20
 
 MOST_BYTES = 1 << 50
 
-_SIZE = re.compile(r"^(\d+(?:\.\d+)?|\.\d+)\s*([kmgt]?)(i?)(b?)$", re.IGNORECASE)
+_SIZE = re.compile(r"^(\d{1,20}(?:\.\d+)?|\.\d+)\s*([kmgt]?)(i?)(b?)$", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _EXPECTED = '"4GB", "3.5GiB", bytes, or a share of the free memory such as "0.9" or "90%"'
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from labkit.cache import sizes
-from labkit.cache.blocks import BlockCopy
+from labkit.cache.blocks import BlockCopy, whole
 from labkit.errors import refuse, require
 from labkit.kernels.paged_layer import FLOATS, PagedLayer, dequantise, quantise
 from labkit.models.config import ModelConfig
@@ -98,7 +98,7 @@ class PagedKV:
         head_major: bool = False,
     ) -> None:
         kv_dtype = dtype if kv_dtype is None else kv_dtype
-        _check_count("num_blocks", num_blocks)
+        whole("num_blocks", num_blocks, 1)
         sizes.check_block_size(block_size)
         require(dtype in FLOATS, "dtype", dtype, "float16, bfloat16 or float32")
         stored = (*FLOATS, torch.int8)
@@ -217,10 +217,12 @@ class PagedKV:
             [Hkv, S, D] each; of consecutive blocks in head-major float storage a view, else a copy.
 
         Raises:
-            InputError: a table too short, or a block outside the pool.
+            InputError: a table too short, or, given as numbers, a block outside the pool.
         """
         flat = self._flat[index]
-        if isinstance(blocks, range) and flat is not None and 0 < length <= len(blocks) * self.block_size:
+        some = flat is not None and 0 < length <= len(blocks) * self.block_size
+        if some and isinstance(blocks, range) and blocks.step == 1:
+            assert flat is not None
             first = blocks.start * self.block_size
             self._check_blocks(blocks.start, (first + length - 1) // self.block_size)
             k, v = flat[0][:, first : first + length], flat[1][:, first : first + length]
@@ -236,7 +238,7 @@ class PagedKV:
                 self._check_blocks(min(blocks), max(blocks))
             if not isinstance(blocks, range):
                 blocks = torch.tensor(blocks, device=self.device)
-            elif flat is not None and blocks:
+            elif flat is not None and length:
                 return self.gather(index, blocks, length)
         layer = self._layers[index]
         found = []
@@ -263,7 +265,7 @@ class PagedKV:
         Args:
             num_blocks: of the whole pool, more than now.
         """
-        _check_count("num_blocks", num_blocks)
+        whole("num_blocks", num_blocks, 1)
         require(num_blocks > self.num_blocks, "num_blocks", num_blocks, f"more than {self.num_blocks}")
         before, old_bytes = self.num_blocks, self.nbytes
         self.generation += 1  # at once: a growth that fails half-way has moved layers too
@@ -305,11 +307,13 @@ class PagedKV:
 
 def as_range(blocks: Sequence[int]) -> Sequence[int]:
     """``blocks`` as a range where they are consecutive, else as they are."""
-    if isinstance(blocks, range) or not blocks:
-        return blocks if blocks else range(0)
+    if not blocks:
+        return range(0)
     first = blocks[0]
     follow = blocks[-1] - first == len(blocks) - 1
     run = range(first, first + len(blocks))
+    if isinstance(blocks, range):
+        return run if blocks == run else list(blocks)
     return run if follow and list(blocks) == list(run) else blocks
 
 
@@ -326,8 +330,3 @@ def _picked(stored: Tensor, blocks: range | Tensor) -> Tensor:
 def _tensors(layer: PagedLayer) -> list[Tensor]:
     held = (layer.keys, layer.values, layer.key_scales, layer.value_scales)
     return [one for one in held if one is not None]
-
-
-def _check_count(name: str, value: object) -> None:
-    if type(value) is not int or value < 1:
-        refuse(name, repr(value), "a whole number of at least 1")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from labkit.cache import advice
-from labkit.cache.bill import RESERVED_BLOCKS, Case, Item
+from labkit.cache.bill import Case, Item
 from labkit.cache.memory_text import show_bytes
 from labkit.cache.sizes import block_bytes, layer_block_bytes
 from labkit.errors import InputError, require
@@ -30,7 +30,8 @@ class PoolSize:
 
     Attributes:
         first: enough for the rows and the context asked for; what to allocate at the start.
-        last: most blocks that the pool may grow to; below ``first`` when the plan does not fit.
+        last: most blocks that the pool may grow to; below ``first`` when what is asked for does not fit
+            to run (a plan may also not fit because loading the model takes more).
         block_bytes: of one block, all layers.
     """
 
@@ -87,12 +88,12 @@ class MemoryPlan:
     @property
     def tokens(self) -> int:
         """Tokens that the pool can hold at its last size."""
-        return max(0, self.kv_blocks.last - RESERVED_BLOCKS) * self.case.block_size
+        return self.kv_blocks.last * self.case.block_size
 
     @property
     def rows(self) -> int:
         """Rows of the asked context that the pool can hold at its last size."""
-        return max(0, self.kv_blocks.last - RESERVED_BLOCKS) // self.case.row_blocks
+        return self.kv_blocks.last // self.case.row_blocks
 
     @property
     def longest(self) -> int:

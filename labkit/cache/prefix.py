@@ -31,7 +31,7 @@ def chained_hash(salt: str, parent: bytes, tokens: tuple[int, ...]) -> bytes:
         ids = array("q", tokens)
     except (TypeError, OverflowError):
         refuse("tokens", list(tokens), "whole numbers of 64 bits")
-    text = salt.encode()
+    text = salt.encode(errors="surrogatepass")  # JSON can carry half a surrogate pair
     head = len(text).to_bytes(8, "little")  # where the salt ends; parent and ids have fixed lengths
     return blake2b(b"".join((head, text, parent, ids)), digest_size=16).digest()
 

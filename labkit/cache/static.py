@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from labkit.cache.blocks import BlockAllocator
+from labkit.cache.blocks import BlockAllocator, whole
 from labkit.cache.paged import PagedKV
 from labkit.cache.views import KVView, ViewBuilder
 from labkit.errors import InputError, require
@@ -47,9 +47,8 @@ class StaticCache:
         kv_dtype: torch.dtype | None = None,
         head_major: bool | None = None,
     ) -> None:
-        for name, value in (("capacity", capacity), ("batch", batch)):
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            require(whole and value >= 1, name, repr(value), "a whole number of at least 1")
+        whole("capacity", capacity, 1)
+        whole("batch", batch, 1)
         device = torch.device(device)
         self.capacity, self.batch, self.length = capacity, batch, 0
         self._builder = ViewBuilder(device, block_size, query_tile(config.group))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from labkit.cache import sizes
-from labkit.cache.blocks import BlockTable, slots_of
+from labkit.cache.blocks import BlockTable, slots_of, whole
 from labkit.errors import refuse, require
 from labkit.quant.packing import describe
 
@@ -38,6 +38,7 @@ class KVView:
         max_context: the largest of them.
         block_size: token slots a block.
         num_blocks: a pool must have at least so many for these tables.
+        query_tile: queries of a tile at most; 0 where the maker of the tiles answers for them.
     """
 
     block_tables: Tensor
@@ -51,6 +52,7 @@ class KVView:
     max_context: int
     block_size: int
     num_blocks: int
+    query_tile: int = 0
 
     def __post_init__(self) -> None:
         rows, tokens = len(self.counts), sum(self.counts)
@@ -169,8 +171,7 @@ class ViewBuilder:
         ring: StagingRing | None = None,
     ) -> None:
         sizes.check_block_size(block_size)
-        whole = type(query_tile) is int and query_tile >= 1
-        require(whole, "query_tile", repr(query_tile), "a whole number of at least 1")
+        whole("query_tile", query_tile, 1)
         self.device, self.block_size, self.query_tile = torch.device(device), block_size, query_tile
         if ring is None and self.device.type == "cuda":
             ring = StagingRing(_pinned, torch.cuda.Event)
@@ -201,7 +202,8 @@ class ViewBuilder:
         tiles: list[int] = []
         query_starts, used, top = [0], [], 0
         for row, (table, count, start) in enumerate(zip(tables, counts, starts, strict=True)):
-            if count < 1 or start < 0 or start + count > table.length or table.freed:
+            wrong = count < 1 or start < 0 or start + count > table.length or table.freed
+            if wrong or len(table.blocks) != -(-table.length // size):
                 self._refuse_row(row, table, count, start)
             stop = start + count
             slots += slots_of(table, start, stop, size)
@@ -246,6 +248,7 @@ class ViewBuilder:
             max_context=max(contexts),
             block_size=size,
             num_blocks=top + 1,
+            query_tile=self.query_tile,
         )
 
     def _sent(self, nbytes: int, fill: Callable[[Tensor], None]) -> Tensor:
@@ -266,6 +269,10 @@ class ViewBuilder:
     def _refuse_row(self, row: int, table: BlockTable, count: int, start: int) -> None:
         require(not table.freed, "tables", f"row {row}: a table that was freed", "a live one")
         require(count >= 1, "counts", f"{count} in row {row}", "at least 1")
+        blocks = -(-table.length // self.block_size)
+        held = f"row {row}: {len(table.blocks)} blocks for {table.length} tokens"
+        wanted = f"{blocks} blocks of {self.block_size}, the builder's block size"
+        require(len(table.blocks) == blocks, "tables", held, wanted)
         refuse(
             "tables",
             f"row {row}: {table.length} slots for positions {start} to {start + count}",

@@ -38,6 +38,7 @@
 //   the scores' registers as B wants them. So nothing of the cache passes through shared memory.
 //   The keys of the next tile are on their way as soon as those of this one are used, the values likewise.
 //   Tokens beyond the tile's last are masked in the score and not read: a free block may hold anything.
+//   A value beyond a query's position that is no number meets a zero: see add_values_apart.
 //   f32 scores, softmax in base 2; a probability is rounded to activation_t before it meets V, and the
 //   rounded one is what the sum counts. INT8: the key's scale multiplies the score, the value's the
 //   probability, over a power of two near the largest so far (unit), so that small scales lose nothing.
@@ -250,7 +251,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_attention(
             }
             __syncwarp();
 #endif
-            add_values(acc, tile, weight);
+#if QUERIES > 1 && !KV_INT8
+            if (first + TILE - 1 > length && __any_sync(0xffffffffu, has_odd_value(tile))) {
+                add_values_apart(acc, tile, weight, first + 2 * q, length, last, q);
+            } else
+#endif
+            {
+                add_values(acc, tile, weight);
+            }
             if (more) {
 #if VALUES_EARLY
                 load_values(tile, cache, ids, first + TURN, filled, g, q);

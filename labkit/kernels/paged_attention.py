@@ -233,10 +233,12 @@ def decode_attention(
     if out is None:
         width = layer.kv_heads * group * layer.head_dim
         out = torch.empty(qkv.shape[0], width, dtype=qkv.dtype, device=qkv.device)
-    decode_launch(
+    launch = decode_launch(
         qkv, layer, block_tables, lengths, cos, sin, scratch, capacity, q_norm, k_norm, eps, out, overlap,
         planned,
-    ).run()  # fmt: skip
+    )  # fmt: skip
+    if qkv.shape[0]:
+        launch.run()
     return out
 
 
@@ -278,7 +280,7 @@ def decode_launch(
     args += [splits(capacity), chosen.fine, chosen.coarse, _scale(head_dim), float(eps)]
     norm = q_norm is not None
     kernel = source(dtype, head_dim, group, layer.block_size, int8=layer.quantised, fused=True, qk_norm=norm)
-    grid = (batch, kv_heads, chosen.ranges(capacity))
+    grid = (max(1, batch), kv_heads, chosen.ranges(capacity))
     return Launch(kernel, grid, (32 * warps(layer.quantised),), args, qkv.device, overlap)
 
 

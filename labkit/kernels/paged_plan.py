@@ -19,6 +19,9 @@ TURN = 128
 FINE_TURNS, COARSE = 16, 4
 """The first turns are a split each; beyond them a split is so many turns."""
 
+MOST_TILE_BYTES = 32 << 20
+"""Of partial results where a block has more than eight rows, as in a prefill: beyond, one block walks."""
+
 _BLOCKS_A_MULTIPROCESSOR = 2
 _NOMINAL_MULTIPROCESSORS = 16  # what the emulator is planned for: an RTX 3050 Laptop
 
@@ -134,17 +137,32 @@ class Scratch:
     ) -> Scratch:
         """For ``batch`` rows (or tiles of ``queries`` queries) that attend to ``capacity`` tokens at most.
 
-        ``int8`` says that keys and values are: the plan for them is another.
+        ``int8`` says that keys and values are: the plan for them is another. Unless it is given, a plan
+        whose partial results would grow with the chunk and the context alike, beyond
+        :data:`MOST_TILE_BYTES`, gives way to :data:`WALK`.
         """
-        units = batch * kv_heads
-        chosen = planned or plan(max(units, 1), capacity, multiprocessors_of(torch.device(device)), int8=int8)
-        part, part_ml = _cells(units, group * queries, head_dim, capacity, chosen)
+        units, rows = batch * kv_heads, group * queries
+        chosen = planned
+        if chosen is None:
+            chosen = plan(max(units, 1), capacity, multiprocessors_of(torch.device(device)), int8=int8)
+            if rows > 8 and partial_bytes(units, rows, head_dim, capacity) > MOST_TILE_BYTES:
+                chosen = WALK
+        part, part_ml = _cells(units, rows, head_dim, capacity, chosen)
         return cls(
             torch.empty(max(4, part), dtype=torch.float32, device=device),
             torch.empty(max(4, part_ml), dtype=torch.float32, device=device),
             torch.zeros(units, dtype=torch.int32, device=device),
             chosen,
         )
+
+
+def partial_bytes(units: int, rows: int, head_dim: int, capacity: int) -> int:
+    """Bytes of the partial results of ``units`` tiles (or rows) times key/value heads, if they are split.
+
+    ``rows`` are pairs of a query and a head; a context of one split leaves none.
+    """
+    most = Plan(1, COARSE)
+    return 4 * sum(_cells(units, rows, head_dim, capacity, most))
 
 
 def _cells(units: int, rows: int, head_dim: int, capacity: int, chosen: Plan) -> tuple[int, int]:

@@ -159,3 +159,63 @@ __device__ __forceinline__ void add_values(
         }
     }
 }
+
+#if QUERIES > 1 && !KV_INT8
+// Whether a value of the lane's is infinite or no number.
+__device__ __forceinline__ bool has_odd_value(const Tile& tile)
+{
+    const unsigned above = ACTIVATION == ACTIVATION_BFLOAT16 ? 0x00800080u : 0x04000400u;
+    unsigned carry = 0;  // of an exponent of ones into the place of the sign
+#pragma unroll
+    for (int t = 0; t < 2 * GROUPS8; ++t) {
+#pragma unroll
+        for (int b = 0; b < BLOCKS64; ++b) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                carry |= (word_of(tile.value[t][b], i) & 0x7fff7fffu) + above;
+            }
+        }
+    }
+    return (carry & 0x80008000u) != 0;
+}
+
+// add_values where there is one and the queries do not see the same tokens: zero times it would not be zero.
+// So each query gets a product of its own, in which tokens beyond its position are zero; the same bits.
+__device__ __forceinline__ void add_values_apart(
+    float (&acc)[ROW_TILES][4 * BLOCKS64][4], const Tile& tile, const unsigned (&weight)[ROW_TILES][GROUPS8],
+    int token, int length, int last, int q)
+{
+#pragma unroll
+    for (int s = 0; s < TILE / 16; ++s) {
+#pragma unroll
+        for (int b = 0; b < BLOCKS64; ++b) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                unsigned a[4];
+                token_pairs(tile.value[4 * s][b], tile.value[4 * s + 1][b], i, a[0], a[1]);
+                token_pairs(tile.value[4 * s + 2][b], tile.value[4 * s + 3][b], i, a[2], a[3]);
+#pragma unroll 1
+                for (int query = 0; query < QUERIES; ++query) {
+                    const int seen = min(length + query, last) - token - 16 * s;  // the lane's last of these
+                    const unsigned near = seen < 0 ? 0u : seen == 0 ? 0xffffu : 0xffffffffu;
+                    const unsigned far = seen < 8 ? 0u : seen == 8 ? 0xffffu : 0xffffffffu;
+                    const unsigned its[4] = {a[0] & near, a[1] & near, a[2] & far, a[3] & far};
+#pragma unroll
+                    for (int h = 0; h < ROW_TILES; ++h) {
+                        const unsigned p[2] = {weight[h][2 * s], weight[h][2 * s + 1]};
+                        float(&sum)[4] = acc[h][4 * b + i];
+                        float made[4] = {sum[0], sum[1], sum[2], sum[3]};
+                        multiply(made, its, p);
+                        const bool even = (8 * h + 2 * q) / GROUP == query;
+                        const bool odd = (8 * h + 2 * q + 1) / GROUP == query;
+                        sum[0] = even ? made[0] : sum[0];
+                        sum[1] = odd ? made[1] : sum[1];
+                        sum[2] = even ? made[2] : sum[2];
+                        sum[3] = odd ? made[3] : sum[3];
+                    }
+                }
+            }
+        }
+    }
+}
+#endif

@@ -38,6 +38,7 @@ class GraphDecoder:
         self.step, self.decoder = step, decoder
         self.lengths = [0] * step.batch
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._generation = step.kv.generation
         if graph and step.device.type == "cuda":
             self._graph = _capture(step.run, step.device)
         self.reset()
@@ -100,7 +101,7 @@ class GraphDecoder:
         """Say how many positions of the cache each row holds: after filling it, or to go back.
 
         Raises:
-            InputError: below 0, or no room for another token.
+            InputError: below 0, beyond the capacity, or another number of rows.
         """
         rows = [lengths] * self.step.batch if isinstance(lengths, int) else [int(n) for n in lengths]
         fits = len(rows) == self.step.batch and all(0 <= n <= self.step.capacity for n in rows)
@@ -170,10 +171,12 @@ class GraphDecoder:
         """One step: the tokens that follow, int64 [B], which are also the next input.
 
         Raises:
-            InputError: the cache is full, before anything is written.
+            InputError: the cache is full, or has grown since the capture; before anything is written.
         """
         self._check_room(1, self.lengths)
         if self._graph is not None:
+            moved = self.step.kv.generation != self._generation
+            require(not moved, "kv", "storage that has grown", "the addresses of the capture", "capture anew")
             self._graph.replay()
         else:
             self.step.run()

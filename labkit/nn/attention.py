@@ -108,9 +108,17 @@ def _online(q: Tensor, layer: PagedLayer, table: Tensor, positions: Tensor, work
         larger = torch.maximum(most, scores.amax(-1, keepdim=True))
         shrink, weights = (most - larger).exp(), (scores - larger).exp()
         total = total * shrink + weights.sum(-1, keepdim=True)
-        mixed = mixed * shrink + weights @ v
+        mixed = mixed * shrink + _mixed(weights, v, places[None] > positions[:, None])
         most = larger
     return (mixed / total).permute(2, 0, 1, 3).reshape(t, heads, head_dim)
+
+
+def _mixed(weights: Tensor, v: Tensor, unseen: Tensor) -> Tensor:
+    """weights [Hkv, group, t, S] @ v [Hkv, 1, S, D], where zero times an infinite value or NaN is zero."""
+    if not unseen.any() or v.isfinite().all():
+        return weights @ v
+    parts = zip(weights.split(1, 2), unseen, strict=True)
+    return torch.cat([part @ v.masked_fill(later[:, None], 0) for part, later in parts], 2)
 
 
 def _tokens(stored: Tensor, scales: Tensor | None, ids: Tensor, length: int) -> Tensor:
@@ -238,7 +246,10 @@ class PagedAttention:
         view, config, kv = self.view, self.config, self.kv
         require(not kv.head_major, "kv", "head-major storage", "PagedKV(head_major=False) for kernels")
         tiles = view.tiles.shape[0]
-        queries = 1 if tiles == view.tokens else paged_attention.query_tile(config.group)
+        queries = paged_attention.query_tile(config.group)
+        fits = view.query_tile in (0, queries) or tiles == view.tokens
+        require(fits, "view", f"tiles of {view.query_tile} queries", f"{queries}", "query_tile(config.group)")
+        queries = 1 if tiles == view.tokens else queries
         # One for all layers: they follow each other on the stream.
         self._scratch = paged_attention.Scratch.new(
             tiles,

@@ -170,6 +170,14 @@ def test_nan_in_a_used_position_shows(int8: bool) -> None:
     assert y[0].isnan().all() and y[1].isfinite().all() and y[2].isnan().all()
 
 
+@pytest.mark.parametrize("shape", [(64, 4, 1), (128, 8, 1), (80, 1, 2), (96, 3, 1)])
+@pytest.mark.parametrize(("dtype", "odd"), [(FP16, cases.NAN), (BF16, cases.NAN), (FP16, float("inf"))])
+def test_a_value_that_is_no_number_shows_from_its_token_on_alone(
+    shape: tuple[int, int, int], dtype: torch.dtype, odd: float
+) -> None:
+    cases.check_odd_value(paged_case(shape, ((25, 14), (40, 3)), dtype=dtype), odd)
+
+
 @pytest.mark.parametrize("int8", [False, True])
 def test_a_new_token_of_nan_shows(int8: bool) -> None:
     case = paged_case((64, 4, 1), ((40, 1), (40, 1)), int8=int8)
@@ -190,6 +198,12 @@ def test_rows_without_room_or_out_of_use_are_left_alone() -> None:
     for tensor, old in zip(cases.held(idle.layer), before, strict=True):
         old[block, :, offset] = tensor[block, :, offset]
         assert torch.equal(tensor.nan_to_num(7.0), old.nan_to_num(7.0))
+
+
+def test_a_step_without_rows_launches_nothing() -> None:
+    case = paged_case((64, 4, 1), ((5, 1), (5, 1)))
+    none = replace(case, qkv=case.qkv[:0], tables=case.tables[:0], lengths=(), counts=())
+    assert none.fused(case.scratch()).shape == (0, 256)
 
 
 def test_a_negative_slot_is_left_alone() -> None:

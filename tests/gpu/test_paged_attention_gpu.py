@@ -34,6 +34,19 @@ def test_error_is_at_most_twice_that_of_plain_torch(
     cases.check_fused(paged_case(shape, decode, dtype=dtype, int8=int8, device="cuda", qk_norm=True))
 
 
+@pytest.mark.parametrize("shape", cases.SHAPES)
+@pytest.mark.parametrize("odd", [cases.NAN, float("inf")])
+def test_a_value_that_is_no_number_shows_from_its_token_on_alone(
+    shape: tuple[int, int, int], odd: float
+) -> None:
+    if paged.query_tile(shape[1]) == 1:
+        pytest.skip("one query a block")
+    for dtype in cases.DTYPES:
+        for history in (0, 25, 700):
+            case = paged_case(shape, ((history, 50), (40, 3)), dtype=dtype, device="cuda")
+            cases.check_odd_value(case, odd)
+
+
 @pytest.mark.parametrize("block_size", [8, 16, 32, 64])
 def test_every_block_size(block_size: int) -> None:
     for int8 in (False, True):

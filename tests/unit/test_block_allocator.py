@@ -377,6 +377,18 @@ def test_a_freed_table_is_of_no_use() -> None:
     assert pool.num_free == 4
 
 
+def test_a_table_of_another_pool_is_refused_and_neither_pool_changes() -> None:
+    mine, other = BlockAllocator(4, 4), BlockAllocator(4, 4)
+    table, theirs = mine.allocate(5), other.allocate(5)
+    fork = mine.fork(table)
+    for one in (table, fork):
+        for call in (other.free, other.fork, other.append, other.can_append, lambda t: other.truncate(t, 0)):
+            with pytest.raises(InputError, match=r"^table: got a table of another pool"):
+                call(one)
+    mine.validate([table, fork])
+    other.validate([theirs])
+
+
 @pytest.mark.parametrize("blocks", [[], [0], [0, 1, 2]])
 def test_a_table_whose_blocks_do_not_fit_its_length_is_refused(blocks: list[int]) -> None:
     pool = BlockAllocator(4, 4)

@@ -191,6 +191,31 @@ def test_a_full_cache_is_refused_before_anything_is_written() -> None:
     assert ours.generate(2).shape == (2, 2)
 
 
+def test_a_graph_is_not_replayed_on_storage_that_has_moved() -> None:
+    """Without a graph nothing is held: the step goes on where the storage is now."""
+
+    class Graph:
+        replays = 0
+
+        def replay(self) -> None:
+            self.replays += 1
+
+    of = cases.config()
+    decoder = cases.decoder(of, torch.float16)
+    moved, still, held = (graph_decoder(decoder, capacity=8) for _ in range(3))
+    for ours in (moved, still, held):
+        ours.prefill(prompt(of, 1, 5))
+    moved.step.kv.grow(moved.step.kv.num_blocks + 1)
+    assert torch.equal(moved.generate(3), still.generate(3))
+    graph = Graph()
+    held._graph = graph  # type: ignore[assignment]
+    held.advance()
+    held.step.kv.grow(held.step.kv.num_blocks + 1)
+    with pytest.raises(InputError, match=r"^kv: got storage that has grown.*capture anew"):
+        held.advance()
+    assert graph.replays == 1 and held.lengths == [6]
+
+
 def test_bad_input_is_refused_by_name() -> None:
     of = cases.config()
     decoder = cases.decoder(of, torch.float16)

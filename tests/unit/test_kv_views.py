@@ -78,6 +78,7 @@ def test_without_starts_the_new_tokens_are_the_last_slots() -> None:
 def test_what_a_table_does_not_hold_is_refused_by_name() -> None:
     allocator = BlockAllocator(8, 8)
     table, gone = allocator.allocate(10), allocator.allocate(4)
+    coarse = BlockAllocator(8, 16).allocate(10)
     allocator.free(gone)
     build = ViewBuilder("cpu", 8, 4).build
     for arguments, starts, message in (
@@ -90,6 +91,11 @@ def test_what_a_table_does_not_hold_is_refused_by_name() -> None:
         (([table, table], [1, 2]), [0, 9], "tables: got row 1: 10 slots for positions 9 to 11.*append"),
         (([table], [1]), [-1], "tables: got row 0"),
         (([table, gone], [1, 1]), None, "tables: got row 1: a table that was freed"),
+        (
+            ([table, coarse], [1, 1]),
+            None,
+            "tables: got row 1: 1 blocks for 10 tokens; expected 2 blocks of 8",
+        ),
     ):
         with pytest.raises(InputError, match=message):
             build(*arguments, starts=starts)

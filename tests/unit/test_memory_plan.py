@@ -67,7 +67,7 @@ def test_memory_is_read_as_people_write_it(text: object, expected: float) -> Non
 @pytest.mark.parametrize(
     "text",
     ["", "4", "0", "-4GB", "4 GBit", "GB", "1.5", "0.0", "110%", "0%", "nan", "nan%", "inf", "4iB", 0, -1,
-     0.0, 1.5, float("nan"), True, None, "1e9", "4,5GB", "9999999TB"],
+     0.0, 1.5, float("nan"), True, None, "1e9", "4,5GB", "9999999TB", "9" * 400 + "GB", "9" * 5000],
 )  # fmt: skip
 def test_other_sizes_are_refused_by_name(text: object) -> None:
     with pytest.raises(InputError, match=r"^memory: "):
@@ -540,6 +540,47 @@ def test_decode_scratch_is_no_less_than_the_kernel_takes(shape: tuple[int, int, 
     taken = scratch.part.nbytes + scratch.part_ml.nbytes
     formula = bill.attention_scratch_bytes(config, batch, context)
     assert taken - 32 <= formula <= taken * 1.01
+
+
+@pytest.mark.parametrize("multiprocessors", [16, 46, 132])
+@pytest.mark.parametrize(
+    ("kv_heads", "group", "head_dim"), [(2, 8, 128), (4, 7, 128), (8, 16, 64), (3, 3, 80)]
+)
+def test_prefill_scratch_is_bounded_and_no_less_than_the_kernel_takes(
+    monkeypatch: pytest.MonkeyPatch, multiprocessors: int, kv_heads: int, group: int, head_dim: int
+) -> None:
+    from labkit.kernels import paged_plan
+    from labkit.kernels.paged_attention import query_tile
+
+    monkeypatch.setattr(paged_plan, "multiprocessors_of", lambda device: multiprocessors)
+    config = ModelConfig.from_dict(
+        {**QWEN.to_dict(), "num_heads": kv_heads * group, "num_kv_heads": kv_heads, "head_dim": head_dim}
+    )
+    queries = query_tile(group)
+    for context in (100, 2048, 8192, 32_768):
+        for chunk in (16, 100, 512, 2048):
+            for int8 in (False, True):
+                scratch = paged_plan.Scratch.new(
+                    -(-chunk // queries) + 3, kv_heads, group, head_dim, context, "meta",
+                    queries=queries, int8=int8,
+                )  # fmt: skip
+                taken = scratch.part.nbytes + scratch.part_ml.nbytes
+                assert taken - 32 <= bill.prefill_scratch_bytes(config, chunk, 3, context)
+                assert taken <= paged_plan.MOST_TILE_BYTES
+                assert (taken > 32) == (scratch.planned != paged_plan.WALK and context > paged_plan.TURN)
+
+
+def test_a_short_chunk_over_a_long_context_is_still_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    from labkit.kernels import paged_plan
+
+    monkeypatch.setattr(paged_plan, "multiprocessors_of", lambda device: 132)
+
+    def planned(tiles: int) -> paged_plan.Plan:
+        return paged_plan.Scratch.new(tiles, 2, 8, 128, 32_768, "meta", queries=2).planned
+
+    assert planned(16) == paged_plan.plan(32, 32_768, 132) != paged_plan.WALK
+    # 512 tiles and heads: the launch's choice alone would take 308 MiB.
+    assert planned(256) == paged_plan.WALK != paged_plan.plan(512, 32_768, 132)
 
 
 def test_graph_sizes() -> None:

@@ -108,6 +108,18 @@ def test_consecutive_blocks_of_head_major_storage_are_read_without_a_copy() -> N
 
 
 @pytest.mark.parametrize("head_major", [False, True])
+@pytest.mark.parametrize("blocks", [range(1, 6, 2), range(4, 1, -1), range(2, 5)])
+def test_a_range_with_steps_is_followed(head_major: bool, blocks: range) -> None:
+    kv = poisoned(6, block_size=8, head_major=head_major)
+    k, v = heads(24, 4)
+    kv.write(0, k, v, torch.tensor([block * 8 + offset for block in blocks for offset in range(8)]))
+    for length in (24, 19):
+        found = kv.gather(0, blocks, length)
+        assert torch.equal(found[0], k[:length].transpose(0, 1))
+        assert torch.equal(found[1], v[:length].transpose(0, 1))
+
+
+@pytest.mark.parametrize("head_major", [False, True])
 def test_ends_that_fit_do_not_make_a_run(head_major: bool) -> None:
     """First and last of [1, 3, 2, 4] are as far apart as in a run."""
     kv = poisoned(6, block_size=8, head_major=head_major)

@@ -146,6 +146,23 @@ def test_the_reference_is_dense_attention(
     assert (rounded.double() - whole).abs().max() <= max(4 * torch.finfo(dtype).eps, 1e-5)
 
 
+def test_a_value_that_is_no_number_shows_from_its_token_on_alone() -> None:
+    """In the reference; its queries of one chunk see different tokens."""
+    case = Case([(25, 14), (3, 4)])
+    case.fill()
+    case.run()
+    layer, view, q = case.kv.layer(0), case.view(), case.queries()
+    clean = paged_attention_reference(q, layer, view)
+    for position, column, value in ((34, 5, float("nan")), (36, 8, float("inf"))):
+        block, offset = divmod(position, case.kv.block_size)
+        layer.values[case.tables[0].blocks[block], 1, offset, column] = value
+    y = paged_attention_reference(q, layer, view)
+    bad = torch.zeros_like(y, dtype=torch.bool)
+    bad[9:14, 3:, 5] = bad[11:14, 3:, 8] = True
+    assert torch.equal(y.isfinite(), ~bad)
+    assert (y[~bad] - clean[~bad]).abs().max() < 1e-6
+
+
 def test_the_reference_at_extremes() -> None:
     case = Case([(40, 1), (0, 5)])
     case.fill()
@@ -184,6 +201,13 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     for kernels_of, message in ((case, "head_dim 16"), (Case([(0, 1)], config=of(4, 1, 64)), "float32")):
         with pytest.raises(InputError, match=f"^kernels: got .*{message}"):
             kernels_of.run(kernels=True)
+    # Tiles of 8 queries where the kernel takes 4: it would leave queries out.
+    chunk = Case([(0, 20)], config=of(4, 1, 64), dtype=torch.float16)
+    wrong = ViewBuilder("cpu", chunk.kv.block_size, 8).build(chunk.tables, [20])
+    parts = (chunk.config, chunk.kv, wrong, chunk.rotary, Angles(chunk.config, chunk.kv.device))
+    with pytest.raises(InputError, match=r"^view: got tiles of 8 queries; expected 4"):
+        PagedAttention(*parts, kernels=True)
+    assert PagedAttention(*parts).reason
     half = Case([(0, 1)], config=of(4, 1, 64), dtype=torch.float16, head_major=True)
     with pytest.raises(InputError, match="head-major"):
         half.run(kernels=True)

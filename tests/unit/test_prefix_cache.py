@@ -428,3 +428,14 @@ def test_the_validator_lists_every_disagreement() -> None:
         "cached block 1 hangs on block 0, which has forgotten it",
         "1 kept blocks, 2 cached, 2 keys",
     )
+
+
+def test_half_a_surrogate_pair_is_a_salt_like_any_other() -> None:
+    """JSON can carry one, and UTF-8 cannot."""
+    pool = BlockAllocator(4, 4)
+    cache = PrefixCache(pool)
+    table = computed(cache, list(range(9)), salt="\ud800")
+    assert cache.match(list(range(9)), salt="\ud800").length == 8
+    assert cache.match(list(range(9)), salt="\ud801").length == 0
+    pool.free(table)
+    cache.validate()

@@ -179,7 +179,8 @@ class SharedStillIdle(BlockAllocator):
 
 class ForkUncounted(BlockAllocator):
     def fork(self, table: BlockTable) -> BlockTable:
-        return BlockTable(list(table.blocks), table.length, published=list(table.published))
+        published = list(table.published)
+        return BlockTable(list(table.blocks), table.length, pool=self, published=published)
 
 
 class LeakOnTruncate(BlockAllocator):
