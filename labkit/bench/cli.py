@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from labkit.bench import serving_cli
+
 bench_app = typer.Typer(
     no_args_is_help=True, help="Measure on this machine; write a record, print and plot it."
 )
@@ -203,6 +205,10 @@ def attention(
     command += f" --samples {samples}" if samples != 20 else ""
     _writable(out)
     _finish(work.run(options, command, report=typer.echo), out, plot=False)
+
+
+bench_app.command()(serving_cli.concurrency)
+bench_app.command()(serving_cli.jitter)
 
 
 @bench_app.command()

@@ -45,6 +45,7 @@ class Entry:
         method: how it was timed: {"how", "calls", "copies"}; and, where the contender says so, the kernel
             that it chose ("kernel") and the activations that it had instead of the run's ("activations").
         counts: of an emulated run: {"sectors", "bytes", ...}.
+        figures: of a run of the engine (labkit.bench.serving): policy, latencies, counters, ...
     """
 
     table: str
@@ -61,6 +62,7 @@ class Entry:
     weight_bytes: int = 0
     method: dict[str, Any] = field(default_factory=dict)
     counts: dict[str, Any] = field(default_factory=dict)
+    figures: dict[str, Any] = field(default_factory=dict)
 
     @property
     def median_us(self) -> float | None:
