@@ -7,7 +7,7 @@
 //
 //   N_TILES  tiles of eight rows of x      K_WARPS  warps of a block, that is of a row tile
 //   STAGES   records of a warp under way or in use
-// registers: 208
+// registers: 212
 #include "tensor_core.cuh"
 
 #ifndef N_TILES
