@@ -46,6 +46,8 @@ _SPLIT_BYTES_A_ROW = (
 )  # partial sums of a product with few row tiles: at most 1,024 tiles of 32 floats
 _SAMPLING_BYTES = 16  # a logit as float32, sorted, with an int64 index
 _LEAST_HEAD_ROWS = 8  # labkit.models.decode_step.HEAD_ROWS
+_ENGINE_HEAD_ROWS = 64  # labkit.models.step_model.HEAD_ROWS
+_ENGINE_LOGITS = 3  # buffers of so many: of decode, and of a chunk on each lane
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,12 @@ def fixed_items(case: Case) -> list[Item]:
     )
     rows = max(case.batch + 1, _LEAST_HEAD_ROWS)
     logits = rows * config.vocab_size * (width + _SAMPLING_BYTES)
-    items.append(Item("logits and sampling", logits, f"{rows} rows x {config.vocab_size}"))
+    note = f"{rows} rows x {config.vocab_size}"
+    if case.graphs:
+        # A dense head is computed for so many rows at a time, whatever the batch: a row's bits depend on it.
+        logits += _ENGINE_LOGITS * _ENGINE_HEAD_ROWS * config.vocab_size * width
+        note += f", and {_ENGINE_LOGITS} buffers of {_ENGINE_HEAD_ROWS}"
+    items.append(Item("logits and sampling", logits, note))
     items.append(
         Item("kernel scratch", _scratch_bytes(case), "temporaries of products, attention, rope tables")
     )

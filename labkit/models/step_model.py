@@ -26,7 +26,7 @@ from labkit.models.config import ModelConfig
 from labkit.models.decode_step import check, dense_head
 from labkit.models.step_weights import LayerWeights, Products, StepWeights
 from labkit.nn.angles import angles
-from labkit.nn.attention import PagedAttention, attention_kernels
+from labkit.nn.attention import PagedAttention, attention_kernels, scratch_for
 from labkit.quant.tiles import TileWeight
 
 HEAD_ROWS = 64
@@ -146,7 +146,7 @@ class StepModel:
             hidden = torch.index_select(self.weights.embedding, 0, tokens)
         else:
             hidden = hidden.clone()
-        scratch = self._scratch(kv, view)
+        scratch = scratch_for(self.config, kv, view)
         for index in range(first, last):
             hidden = self._layer(self.weights.layers[index], index, hidden, kv, view, scratch)
         return hidden
@@ -224,19 +224,3 @@ class StepModel:
         x = linear(attended, layer.out, bias=layer.out_bias, residual=x)
         inner = linear(rmsnorm(x, layer.mlp_norm, eps, overlap=True), layer.gate_up)
         return linear(inner, layer.down, residual=x)
-
-    def _scratch(self, kv: PagedKV, view: KVView) -> attention.Scratch:
-        """Of one step; its layers follow each other on the stream."""
-        config, tiles = self.config, view.tiles.shape[0]
-        int8 = kv.kv_dtype == torch.int8
-        queries = 1 if tiles == view.tokens else attention.query_tile(config.group)
-        return attention.Scratch.new(
-            tiles,
-            config.num_kv_heads,
-            config.group,
-            config.head_dim,
-            view.max_context,
-            self.device,
-            queries=queries,
-            int8=int8,
-        )

@@ -155,6 +155,27 @@ def query_tile(group: int) -> int:
     return paged_attention.query_tile(group) if group <= paged_attention.MOST_GROUP else 1
 
 
+def scratch_for(config: ModelConfig, kv: PagedKV, view: KVView) -> paged_attention.Scratch:
+    """What the kernels need for one step; its layers follow each other on the stream, and share it.
+
+    Raises:
+        InputError: a view whose tiles are made for another group of query heads.
+    """
+    tiles, queries = view.tiles.shape[0], paged_attention.query_tile(config.group)
+    fits = view.query_tile in (0, queries) or tiles == view.tokens
+    require(fits, "view", f"tiles of {view.query_tile} queries", f"{queries}", "query_tile(config.group)")
+    return paged_attention.Scratch.new(
+        tiles,
+        config.num_kv_heads,
+        config.group,
+        config.head_dim,
+        view.max_context,
+        kv.device,
+        queries=1 if tiles == view.tokens else queries,
+        int8=kv.kv_dtype == torch.int8,
+    )
+
+
 # --- what a decoder calls ---------------------------------------------------------------------------------
 
 
@@ -245,22 +266,7 @@ class PagedAttention:
     def _prepare_kernels(self, angles: Angles) -> None:
         view, config, kv = self.view, self.config, self.kv
         require(not kv.head_major, "kv", "head-major storage", "PagedKV(head_major=False) for kernels")
-        tiles = view.tiles.shape[0]
-        queries = paged_attention.query_tile(config.group)
-        fits = view.query_tile in (0, queries) or tiles == view.tokens
-        require(fits, "view", f"tiles of {view.query_tile} queries", f"{queries}", "query_tile(config.group)")
-        queries = 1 if tiles == view.tokens else queries
-        # One for all layers: they follow each other on the stream.
-        self._scratch = paged_attention.Scratch.new(
-            tiles,
-            config.num_kv_heads,
-            config.group,
-            config.head_dim,
-            view.max_context,
-            kv.device,
-            queries=queries,
-            int8=kv.kv_dtype == torch.int8,
-        )
+        self._scratch = scratch_for(config, kv, view)
         self._positions = view.positions
         if not stretches(config, view.max_context):
             self._cos, self._sin = angles.tables(view.max_context)

@@ -43,26 +43,22 @@ def kernel_variants(arch: str = "") -> list[KernelSource]:
 
 
 def paged_variants(full: bool = False) -> list[KernelSource]:
-    """Attention over paged keys and values: the heaviest constants, with ``full`` more; rope and append."""
+    """Attention over paged keys and values: the heaviest constants, with ``full`` more; rope and append.
+
+    A compilation takes seconds, so widths, groups and block sizes take turns.
+    """
     half, bfloat = torch.float16, torch.bfloat16
     found = []
     for int8 in (False, True):
-        for dtype in (half, bfloat):
-            options = {"int8": int8, "fused": True, "qk_norm": True}
-            found += [paged_attention.source(dtype, 128, group, 16, **options) for group in (8, 16)]
-            found.append(paged_attention.source(dtype, 128, 8, 16, int8=int8, queries=2))
-            found.append(paged_attention.source(dtype, 80, 8, 16, **options))
-            found.append(paged_attention.rope_source(dtype, 128, 16, int8=int8, qk_norm=True))
-        if not full:
-            continue
-        for head_dim, group, block_size in itertools.product((64, 80, 96, 128), (7, 16), (8, 64)):
-            for fused in (False, True):
-                found.append(
-                    paged_attention.source(half, head_dim, group, block_size, int8=int8, fused=fused)
-                )
-        found += [
-            paged_attention.source(half, head_dim, 3, 16, int8=int8, queries=5) for head_dim in (64, 80, 96)
-        ]
+        found.append(paged_attention.source(half, 128, 16, 16, int8=int8, fused=True, qk_norm=True))
+        found.append(paged_attention.source(bfloat, 128, 8, 16, int8=int8, fused=True, qk_norm=True))
+        found.append(paged_attention.source(half, 128, 8, 16, int8=int8, queries=2))
+        found.append(paged_attention.rope_source(bfloat, 128, 16, int8=int8, qk_norm=True))
+        if full:
+            for head_dim, group, block_size in ((64, 7, 8), (80, 16, 64), (96, 16, 8), (128, 7, 64)):
+                options = {"int8": int8, "fused": group == 7}
+                found.append(paged_attention.source(half, head_dim, group, block_size, **options))
+            found.append(paged_attention.source(half, 64, 3, 16, int8=int8, queries=5))
     return found
 
 
