@@ -14,7 +14,7 @@ from labkit.cache.views import ViewBuilder
 from labkit.engine.engine import Engine
 from labkit.engine.executor_torch import TorchBatch, TorchExecutor, TorchHandle, TorchOutput
 from labkit.engine.request import Request
-from labkit.engine.sampling import SamplingParams
+from labkit.engine.sampling import Sampler, SamplingParams
 from labkit.models.sampling import greedy
 from labkit.models.step_model import Layers, StepModel
 from labkit.models.step_weights import Products, step_weights
@@ -136,3 +136,22 @@ def run(engine: Engine, prompts: Sequence[Sequence[int]], counts: Sequence[int],
             engine.set_policy(draw.choice(POLICIES))
     engine.run()
     return requests
+
+
+def check_drawn_tokens(ours: Checked, policy: str, prompts: Sequence[list[int]], count: int) -> None:
+    """Requests that join one by one, their tokens drawn: those of the reference's logits, step for step."""
+    params = SamplingParams(max_tokens=count, temperature=2.0, seed=3)
+    engine = Engine(ours, policy=policy)
+    requests = []
+    for prompt in prompts:
+        requests.append(engine.add_request(prompt, params))
+        engine.step()
+        engine.step()
+    engine.run()
+    assert ours.differences == []
+    for prompt, request in zip(prompts, requests, strict=True):
+        ids, sampler = list(prompt), Sampler(params, 300)
+        for _ in range(count):
+            logits = ours.reference.logits(ids)
+            ids.append(sampler.sample(logits, prompt, ids[len(prompt) :]).token)
+        assert request.output_ids == ids[len(prompt) :]

@@ -267,12 +267,14 @@ class Decoder(nn.Module):
         require(fits, "kv", f"{kv.dtype} on {kv.device}", f"{self.dtype} on {self.device}")
         return PagedAttention(self.config, kv, view, self.rotary, self.angles, kernels=kernels)
 
-    def _run(self, tokens: Tensor, attend: Attend) -> Tensor:
-        tokens = tokens.to(self.device)
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Rows [..., d] of the embedding table for token ids on the decoder's device."""
         if isinstance(self.embedding, Tensor):
-            x = F.embedding(tokens, self.embedding)
-        else:
-            x = self.embedding.gather_rows(tokens, self.dtype)
+            return F.embedding(tokens, self.embedding)
+        return self.embedding.gather_rows(tokens, self.dtype)
+
+    def _run(self, tokens: Tensor, attend: Attend) -> Tensor:
+        x = self.embed(tokens.to(self.device))
         with attention_kernels(self.device):
             for layer in self.layers:
                 x = layer(x, attend)

@@ -90,9 +90,7 @@ class DecoderLayers:
         first, last = (0, self.config.num_layers) if layers is None else layers
         attend = PagedAttention(self.config, kv, view, decoder.rotary, decoder.angles)
         if hidden is None:
-            table = decoder.embedding
-            dense = isinstance(table, Tensor)
-            hidden = F.embedding(tokens, table) if dense else table.gather_rows(tokens, self.dtype)
+            hidden = decoder.embed(tokens)
         with attention_kernels(self.device):
             for layer in decoder.layers[first:last]:
                 hidden = layer(hidden, attend)

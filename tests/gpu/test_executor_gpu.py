@@ -9,7 +9,7 @@ from typing import Any
 import decode_cases as cases
 import pytest
 import torch
-from executor_cases import POLICIES, Checked, Reference, pool, prompts_of, run, step_model
+from executor_cases import POLICIES, Checked, Reference, check_drawn_tokens, pool, prompts_of, run, step_model
 
 from labkit.engine.chunk_graphs import ChunkGraphs
 from labkit.engine.engine import Engine
@@ -18,7 +18,7 @@ from labkit.engine.executor_graphs import DecodeGraphs
 from labkit.engine.executor_torch import TorchExecutor, executor_for
 from labkit.engine.policy import Serial
 from labkit.engine.request import Request, Status
-from labkit.engine.sampling import Sampler, SamplingParams
+from labkit.engine.sampling import SamplingParams
 from labkit.models.step_model import StepModel
 from labkit.models.step_weights import Products
 
@@ -140,23 +140,7 @@ def test_a_chunk_of_any_length_has_the_bits_of_its_tokens_alone(head: str | None
 
 @pytest.mark.parametrize("policy", ["serial", "ticks", "mixed"])
 def test_logits_that_the_host_wants_are_not_overwritten(policy: str) -> None:
-    ours = executor()
-    prompts = [[5], [6, 7, 8], [9], [10], [11] * 30]
-    params = SamplingParams(max_tokens=6, temperature=2.0, seed=3)
-    engine = Engine(ours, policy=policy)
-    requests = []
-    for prompt in prompts:
-        requests.append(engine.add_request(prompt, params))
-        engine.step()
-        engine.step()
-    engine.run()
-    assert ours.differences == []
-    for prompt, request in zip(prompts, requests, strict=True):
-        ids, sampler = list(prompt), Sampler(params, 300)
-        for _ in range(6):
-            logits = ours.reference.logits(ids)
-            ids.append(sampler.sample(logits, prompt, ids[len(prompt) :]).token)
-        assert request.output_ids == ids[len(prompt) :]
+    check_drawn_tokens(executor(), policy, [[5], [6, 7, 8], [9], [10], [11] * 30], 6)
 
 
 def decode_rows(ours: TorchExecutor, lengths: list[int], fed: bool = False) -> list[Row]:

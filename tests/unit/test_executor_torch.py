@@ -9,13 +9,13 @@ from typing import Any
 import decode_cases as cases
 import pytest
 import torch
-from executor_cases import POLICIES, Checked, Reference, pool, prompts_of, run, step_model
+from executor_cases import POLICIES, Checked, Reference, check_drawn_tokens, pool, prompts_of, run, step_model
 from step_cases import MODELS
 
 from labkit.engine.engine import Engine
 from labkit.engine.executor_torch import TorchExecutor, executor_for
 from labkit.engine.request import Status
-from labkit.engine.sampling import Sampler, SamplingParams
+from labkit.engine.sampling import SamplingParams
 from labkit.errors import InputError
 from labkit.models.decoder import Decoder
 from labkit.models.step_model import DecoderLayers
@@ -308,23 +308,7 @@ def test_no_schedule_changes_a_bit_on_the_kernels(seed: int) -> None:
 @pytest.mark.parametrize("policy", ["serial", "ticks", "mixed"])
 def test_logits_that_the_host_wants_are_not_overwritten(policy: str) -> None:
     """Prompts of one token, computed beside decode steps whose tokens are drawn."""
-    executor = on_kernels()
-    prompts = [[5], [6, 7, 8], [9], [10]]
-    params = SamplingParams(max_tokens=5, temperature=2.0, seed=3)
-    engine = Engine(executor, policy=policy)
-    requests = []
-    for prompt in prompts:
-        requests.append(engine.add_request(prompt, params))
-        engine.step()
-        engine.step()
-    engine.run()
-    assert executor.differences == []
-    for prompt, request in zip(prompts, requests, strict=True):
-        ids, sampler = list(prompt), Sampler(params, 300)
-        for _ in range(5):
-            logits = executor.reference.logits(ids)
-            ids.append(sampler.sample(logits, prompt, ids[len(prompt) :]).token)
-        assert request.output_ids == ids[len(prompt) :]
+    check_drawn_tokens(on_kernels(), policy, [[5], [6, 7, 8], [9], [10]], 5)
 
 
 def test_a_pool_that_grows_takes_the_steps_along() -> None:
