@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from labkit.errors import refuse, require
+from labkit.errors import InputError, refuse, require
 from labkit.kernels.limits import MAX_BLOCK, MAX_GRID, MAX_THREADS
 from labkit.kernels.signature import Parameter, convert_scalar
 
@@ -52,6 +53,11 @@ def launch_shape(
 
 
 def _three(name: str, given: Sequence[int], limits: Shape) -> Shape:
+    if type(given) is tuple and len(given) <= 3:  # a launch waits for this: messages only where one is due
+        x, y, z = (*given, 1, 1)[:3] if given else (0, 0, 0)
+        whole = type(x) is type(y) is type(z) is int
+        if whole and 0 < x <= limits[0] and 0 < y <= limits[1] and 0 < z <= limits[2]:
+            return x, y, z
     ok = isinstance(given, tuple | list | torch.Size) and 1 <= len(given) <= 3
     require(ok, name, repr(given), "a tuple of one to three whole numbers")
     values = [1, 1, 1]
@@ -82,9 +88,46 @@ def convert(
         listed = ", ".join(str(parameter) for parameter in parameters)
         refuse("args", f"{len(args)} arguments", f"{len(parameters)} for {entry}({listed})")
     return [
-        _pointer(parameter, value, device) if parameter.pointer else _scalar(parameter, value)
+        _quickly(parameter, value, device)
+        or (_pointer(parameter, value, device) if parameter.pointer else _scalar(parameter, value))
         for parameter, value in zip(parameters, args, strict=True)
     ]
+
+
+@functools.lru_cache(maxsize=4096)
+def _plain(parameter: Parameter) -> tuple[frozenset[torch.dtype], int, Any, int, int]:
+    """What most arguments of a parameter are: dtypes and alignment of its tensors, or type and range."""
+    if not parameter.pointer:
+        bits = 8 * (parameter.size or 0)
+        if parameter.kind == "i":
+            return frozenset(), 1, _SCALARS["i", bits // 8], -(1 << bits - 1), (1 << bits - 1) - 1
+        if parameter.kind == "u":
+            return frozenset(), 1, _SCALARS["u", bits // 8], 0, (1 << bits) - 1
+        return frozenset(), 1, None, 0, -1
+    fitting = set()
+    for dtype in {one for one in vars(torch).values() if isinstance(one, torch.dtype)}:
+        try:
+            check_elements(parameter, dtype, 0)
+        except InputError:
+            continue
+        fitting.add(dtype)
+    vector = parameter.pointee not in _FLOATS and parameter.kind is None
+    return frozenset(fitting), (parameter.size or 1) if vector else 1, None, 0, -1
+
+
+def _quickly(parameter: Parameter, value: Any, device: torch.device) -> np.generic | None:
+    """The argument if it is a usual one; None leaves it, and what is wrong with it, to the functions below.
+
+    An eager launch waits for this once an argument. (A zero is falsy, and takes the long way.)
+    """
+    dtypes, alignment, scalar, least, most = _plain(parameter)
+    if scalar is not None:
+        return scalar(value) if type(value) is int and least <= value <= most else None
+    if isinstance(value, torch.Tensor) and value.dtype in dtypes:
+        address = value.data_ptr()
+        if value.device == device and value.is_contiguous() and address % alignment == 0:
+            return np.uint64(address)
+    return None
 
 
 def _pointer(parameter: Parameter, value: Any, device: torch.device) -> np.generic:

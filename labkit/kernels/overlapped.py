@@ -16,6 +16,7 @@ from labkit.errors import refuse
 
 LEAST_CAPABILITY = (9, 0)
 
+_PLACE = 8  # bytes of an argument in the buffer of all
 _SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
@@ -77,14 +78,16 @@ def launch(
     """Launch ``function`` (a CUfunction) on ``stream``; the context is the current one.
 
     Args:
-        values: numpy scalars, in the kernel's order.
+        values: numpy scalars of at most eight bytes, in the kernel's order.
 
     Raises:
         InputError: the driver refused; its error number.
     """
-    # The driver copies the values during the call.
-    held = [ctypes.create_string_buffer(value.tobytes(), value.nbytes) for value in values]
-    pointers = (ctypes.c_void_p * max(1, len(held)))(*(ctypes.addressof(one) for one in held))
+    # The driver copies the values during the call, each from a place of its own.
+    places = b"".join([value.tobytes().ljust(_PLACE, b"\0") for value in values])
+    held = ctypes.create_string_buffer(places, max(1, len(places)))
+    begin = ctypes.addressof(held)
+    pointers = (ctypes.c_void_p * max(1, len(values)))(*range(begin, begin + len(places), _PLACE))
     attribute = _Attribute(id=_SERIALIZATION, value=1)
     config = _Config(
         (ctypes.c_uint * 3)(*grid),

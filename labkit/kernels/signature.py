@@ -241,7 +241,10 @@ def convert_scalar(parameter: Parameter, value: object) -> int | float | bool:
     convert = getattr(type(value), "__float__", None) or getattr(type(value), "__index__", None)
     if convert is None:
         refuse(where, f"{value!r} ({type(value).__name__})", f"a number ({parameter.type})")
-    number = float(convert(value))
+    try:
+        number = float(convert(value))
+    except (TypeError, ValueError) as error:  # a tensor of several elements
+        refuse(where, f"{type(value).__name__}: {error}", f"one number ({parameter.type})")
     largest = _LARGEST[kind, size]
     require(
         not math.isfinite(number) or abs(number) <= largest,

@@ -79,7 +79,7 @@ def asked_constants() -> list[tuple[str, Constants, bool]]:
     row_tiles = (1, 2, 3, 4, 8, 16, 20, 32, 48, 64, 80, 96, 100, 112, 128, 144, 176, 200, 300, 400, 700, 1184)
     k_tiles = (1, 2, 3, 4, 5, 8, 12, 14, 16, 20, 28, 32, 33, 44, 86, 148)
     found: dict[tuple[str, Constants, bool], None] = {}
-    for gpu, m, rows, tiles in itertools.product(GPUS, (1, 9, 17, 33), row_tiles, k_tiles):
+    for gpu, m, rows, tiles in itertools.product(GPUS, (1, 9, 17, 33, 65), row_tiles, k_tiles):
         for record, heavy in ((1600, False), (2112, False), (1792, True), (2816, True)):
             plan = rule.plan(m, rows, tiles, record, heavy, gpu)
             found[plan.entry, plan.defines, heavy] = None

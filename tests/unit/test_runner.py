@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from labkit.errors import InputError
-from labkit.kernels import gpu, runner
+from labkit.kernels import arguments, gpu, runner
 from labkit.kernels.arguments import convert, launch_shape
 from labkit.kernels.signature import Parameter
 from labkit.kernels.source import KernelSource
@@ -273,3 +275,51 @@ def test_gpu_kernel_is_not_loaded_inside_a_capture(
     with pytest.raises(InputError, match="before the capture"):
         gpu.GpuKernel(AXPY, 0)
     assert driver.calls == []
+
+
+_TYPES = ("int", "unsigned char", "long long", "unsigned long long", "float", "bool", "half")
+_POINTERS = ("float*", "half*", "unsigned char*", "uint4*", "int*", "void*")
+_TENSORS = [
+    torch.zeros(8, 4, dtype=dtype) for dtype in (torch.float32, torch.float16, torch.int8, torch.int32)
+]
+
+
+@given(
+    st.sampled_from([*_TYPES, *_POINTERS]),
+    st.one_of(
+        st.integers(-(2**65), 2**65),
+        st.floats(),
+        st.booleans(),
+        st.none(),
+        st.text(max_size=2),
+        st.sampled_from([np.int64(7), np.float32(0.5), np.uint8(255)]),
+        st.sampled_from([*_TENSORS, *(one.T for one in _TENSORS), *(one.view(-1)[1:] for one in _TENSORS)]),
+    ),
+)
+def test_the_quick_way_of_an_argument_is_the_long_way(kind: str, value: Any) -> None:
+    parameter = Parameter("x", kind, kind.endswith("*"))
+
+    def outcome(how: Any) -> tuple[type, bytes] | str:
+        try:
+            found = how(parameter, value)
+        except InputError as error:
+            return str(error)
+        return type(found), found.tobytes()
+
+    def long_way(parameter: Parameter, value: Any) -> np.generic:
+        if parameter.pointer:
+            return arguments._pointer(parameter, value, CPU)
+        return arguments._scalar(parameter, value)
+
+    assert outcome(lambda one, given: convert([one], [given], CPU)[0]) == outcome(long_way)
+
+
+@given(st.lists(st.integers(-1, 3) | st.sampled_from([65_535, 65_536, 2**31, True]), max_size=4))
+def test_a_tuple_of_a_launch_reads_as_a_list_does(given: list[int]) -> None:
+    def outcome(grid: Any) -> Any:
+        try:
+            return launch_shape(grid, (32,))[0]
+        except InputError as error:
+            return error.argument, error.expected
+
+    assert outcome(tuple(given)) == outcome(list(given))

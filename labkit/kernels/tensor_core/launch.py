@@ -30,7 +30,7 @@ TEMP_BYTES = 64 << 20
 
 _VECTOR = 8  # activations of a 16-byte load
 _OFFSETS = {None: 0, torch.float16: 1, torch.float32: 2}
-_BUCKETS = (1, 9, 17, 33)  # one M of each set of kernels
+_BUCKETS = (1, 9, 17, 33, 65)  # one M of each set of kernels
 _EXACT_ROWS = 512  # of a launch of the family where more rows stay on it: bounds the partial sums
 
 

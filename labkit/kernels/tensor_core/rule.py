@@ -161,7 +161,9 @@ def _narrow(
 def _wide(m: int, row_tiles: int, record_bytes: int, parts: int, heavy: bool, device: Device) -> Plan:
     share = row_tiles * parts / device.multiprocessors  # row tiles of a multiprocessor
     turn, stages = 1, 3
-    if m <= BAND_ROWS // 2:
+    if m > BAND_ROWS and not heavy:
+        n_tiles, column_warps, block_tiles = 8, 1, 4  # many bands fill the chip: a record is decoded once
+    elif m <= BAND_ROWS // 2:
         n_tiles, column_warps, block_tiles = 4, 1, 4
         if share <= 8:
             turn = 2
