@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
+from inspect import signature
 from types import TracebackType
 from typing import Any
 
@@ -66,14 +67,17 @@ class Peer:
         from transformers import GenerationConfig
         from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-        # Block sharing off: repeats would find their prompts. Flash attention would come from the network.
-        batching = ContinuousBatchingConfig(
-            use_cuda_graph=self.graphs,
-            max_memory_percent=0.3,
-            max_requests_per_batch=self.need.rows,
-            allow_block_sharing=False,
-            auto_switch_to_flash=False,
-        )
+        # Block sharing off: repeats would find their prompts. Versions that switch to flash attention by
+        # themselves would take it from the network.
+        options: dict[str, Any] = {
+            "use_cuda_graph": self.graphs,
+            "max_memory_percent": 0.3,
+            "max_requests_per_batch": self.need.rows,
+            "allow_block_sharing": False,
+        }
+        if "auto_switch_to_flash" in signature(ContinuousBatchingConfig).parameters:
+            options["auto_switch_to_flash"] = False
+        batching = ContinuousBatchingConfig(**options)
         generation = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
         self._manager = self._stack.enter_context(
             self.model.continuous_batching_context_manager(
@@ -132,6 +136,6 @@ def _random_model(model: str, device: str) -> Any:
     )
     with torch.device(device):
         found = AutoModelForCausalLM.from_config(
-            theirs, dtype=getattr(torch, _DTYPE), attn_implementation="sdpa"
+            theirs, dtype=getattr(torch, _DTYPE), attn_implementation="paged|sdpa"
         )
     return found.eval()
