@@ -76,6 +76,7 @@ class Case:
     graphs: bool
     capability: tuple[int, int] | None
     measured: bool
+    release: bool = False
 
     def __post_init__(self) -> None:
         for name in ("context", "batch", "chunk", "memory"):
@@ -122,7 +123,8 @@ class Case:
         """Bytes while the model is built: there is no KV pool yet, but copies that go again."""
         moment = self.weights.loading
         if self.device == "cuda":
-            moment = self.weights.step_loading if self.graphs else 0
+            of_step = self.weights.released_loading if self.release else self.weights.step_loading
+            moment = of_step if self.graphs else 0
         runtime = CPU_RUNTIME_BYTES if self.device == "cpu" else GPU_RUNTIME_BYTES
         return self.weights.stored + moment + (0 if self.measured else runtime)
 
@@ -134,14 +136,12 @@ def fixed_items(case: Case) -> list[Item]:
     large = [part for part in case.weights.parts if part[1] >= case.weights.stored / 100]
     parts = ", ".join(f"{name} {show_bytes(size)}" for name, size in large)
     items = [Item("weights", case.weights.stored, parts)]
-    if case.graphs:
-        items.append(
-            Item(
-                "copies of the decode step",
-                case.weights.step or 0,
-                "tiles beside the packed codes, dense embedding",
-            )
-        )
+    if case.graphs and case.release:
+        more = case.weights.released or 0
+        items.append(Item("tiles for packed codes", more, "what tiles take more than the codes they replace"))
+    elif case.graphs:
+        copies, how = case.weights.step or 0, "tiles beside the packed codes, dense embedding"
+        items.append(Item("copies of the decode step", copies, how))
     tokens = case.chunk + case.batch
     items.append(
         Item(

@@ -99,9 +99,9 @@ def show_bytes(nbytes: float) -> str:
 
 
 def _free(device: str) -> int:
-    if device == "cpu":
-        from labkit.nn.memory import free_memory
+    from labkit.nn.memory import free_memory
 
+    if device == "cpu":
         return free_memory()
     import torch
 
@@ -112,7 +112,7 @@ def _free(device: str) -> int:
         "a size when the plan is for another machine",
         "--memory 4GB",
     )
-    return int(torch.cuda.mem_get_info()[0])
+    return free_memory("cuda")
 
 
 def _bytes(count: int, text: str) -> int:

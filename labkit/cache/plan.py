@@ -184,7 +184,8 @@ def plan(
         dtype: of the activations: float16, bfloat16 or float32, as a torch dtype or by name.
         kv_dtype: of the cache: that of the activations (the default), another float or int8.
         device: "cpu" or "cuda".
-        graphs: decode by CUDA graphs, which need copies of the weights; None: where they fit.
+        graphs: decode by CUDA graphs, which need the weights as tiles: beside the packed codes if there is
+            room, else instead of them; None: where that fits.
         capability: compute capability of the GPU, where it is known.
         measured: ``memory`` is free memory seen from the process that will run, so that neither the
             interpreter nor a CUDA context has to be paid from it.
@@ -220,14 +221,20 @@ def plan(
     notes = []
     if graphs is None and why and device == "cuda":
         notes.append(f"without CUDA graphs, which decode fastest: {why}")
+    if case.graphs and case.needed > memory and weight_bytes.released is not None:
+        case = replace(case, release=True)
     if graphs is None and case.graphs and case.needed > memory:
-        without = replace(case, graphs=False)
+        without = replace(case, graphs=False, release=False)
         notes.append(
-            "without CUDA graphs, which decode fastest: their copies of the weights would take "
-            f"{show_bytes(case.needed - without.needed)} more; {show_bytes(weight_bytes.repeated)} of the "
-            "weights would be held twice, packed and as tiles"
+            "without CUDA graphs, which decode fastest: they would take "
+            f"{show_bytes(case.needed - without.needed)} more"
         )
         case = without
+    elif case.release:
+        notes.append(
+            "packed weights are dropped once they are tiles: there is no room for both, and the model then "
+            "runs in the engine only"
+        )
     elif case.graphs and weight_bytes.repeated:
         notes.append(
             f"{show_bytes(weight_bytes.repeated)} of the weights are held twice, packed and as tiles of the "
@@ -255,14 +262,15 @@ def _solve(case: Case, others: Sequence[tuple[str, WeightBytes]], notes: list[st
     items = case.fixed
     spare = case.memory - case.running
     fits = case.needed <= case.memory
-    copies = min(case.weights.copies, spare) if fits else 0
+    wanted = 0 if case.release else case.weights.copies  # of packed weights, which then are gone
+    copies = min(wanted, spare) if fits else 0
     if copies:
-        share = "" if copies == case.weights.copies else f" ({copies / case.weights.copies:.0%} of them)"
+        share = "" if copies == wanted else f" ({copies / wanted:.0%} of them)"
         items.insert(1, Item("copies for speed", copies, case.weights.copies_name + share))
-    if fits and copies < case.weights.copies:
+    if fits and copies < wanted:
         notes.append(
             f"{case.weights.copies_name}: room for {show_bytes(copies)} of "
-            f"{show_bytes(case.weights.copies)}; other layers work from the packed weight, slower"
+            f"{show_bytes(wanted)}; other layers work from the packed weight, slower"
         )
     if case.loading > case.running:
         why = (

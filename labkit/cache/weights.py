@@ -10,7 +10,8 @@ CPU         the stored weight, and for each matrix a dense copy in the activatio
             every use.
 GPU         the stored weight. Where the dispatch table gives the format to the tensor-core family, its
             tiles beside the packed codes; optional in the same way.
-CUDA graph  the decode step repacks every matrix for itself, and wants the embedding dense. Not optional.
+CUDA graph  the decode step repacks every matrix for itself, and wants the embedding dense; where memory is
+            short it drops the packed codes as it goes, and leaves the embedding. Not optional.
 ==========  =====================================================================================
 """
 
@@ -98,9 +99,11 @@ class WeightBytes:
         copies_name: which kernels, in words.
         step: further copies of a decode step in a CUDA graph; None where that step cannot run the model.
         why_no_step: the reason, when it is None.
+        released: the same where the packed codes are dropped once they are repacked: what tiles take more.
         repeated: bytes of ``step`` that say the same as packed codes which are kept beside them.
         loading: host memory beside the stored weights, for a moment while the model is built.
         step_loading: device memory beside them, for a moment while the decode step makes its dense tables.
+        released_loading: the same of ``released``: the head and a layer held twice.
     """
 
     parts: tuple[tuple[str, int], ...]
@@ -111,6 +114,8 @@ class WeightBytes:
     repeated: int = 0
     loading: int = 0
     step_loading: int = 0
+    released: int | None = None
+    released_loading: int = 0
 
     @property
     def stored(self) -> int:
@@ -177,7 +182,8 @@ def weight_bytes(
     repeated = sum(each.nbytes(dtype) for each, _ in matrices) if step is not None else 0
     making = _step_loading(config, by_name, dtype) if step is not None else 0
     name = "tiles of the tensor-core products"
-    return WeightBytes(found, tiles, name, step, why, repeated, loading, making)
+    released, twice = (None, 0) if step is None else _released(config, by_name, dtype)
+    return WeightBytes(found, tiles, name, step, why, repeated, loading, making, released, twice)
 
 
 def joined(config: ModelConfig, weights: dict[str, StoredWeight]) -> list[tuple[StoredWeight, bool]]:
@@ -300,19 +306,43 @@ def _step_copies(config: ModelConfig, weights: dict[str, StoredWeight], dtype: t
     return total
 
 
-def _step_loading(config: ModelConfig, weights: dict[str, StoredWeight], dtype: torch.dtype) -> int:
-    """A table is made in bands, float32 and then rounded; the embedding's stays while the head's is made."""
+def _released(config: ModelConfig, weights: dict[str, StoredWeight], dtype: torch.dtype) -> tuple[int, int]:
+    """What tiles take more than the packed codes that go, and what is there for a moment beside both.
+
+    See labkit.models.step_weights.step_weights with ``release``: the head first, then layer by layer.
+    """
+    matrices = joined(config, weights)
+    a_layer = sum(tile_bytes(weight, paired=paired) or 0 for weight, paired in matrices[:4])
+    more = sum((tile_bytes(weight, paired=paired) or 0) - weight.nbytes(dtype) for weight, paired in matrices)
+    tied = config.tie_word_embeddings
+    head = weights[EMBEDDING if tied else HEAD]
+    if head.format == FLOAT:
+        return more, a_layer
+    packed = head.format in PACKED_FORMATS
+    made = (tile_bytes(head) or 0) if packed else head.dense_bytes(dtype)
+    kept = tied and packed  # the embedding is looked up in the packed codes
+    moment = made if packed else _table_peak(head, dtype)
+    return more + made - (0 if kept else head.nbytes(dtype)), max(moment, a_layer + made)
+
+
+def _table_peak(weight: StoredWeight, dtype: torch.dtype) -> int:
+    """A dense table and a band of it, in float32 and then rounded."""
     from labkit.models.decode_step import BAND_BYTES
 
+    dense, exact = weight.dense_bytes(dtype), weight.dense_bytes(torch.float32)
+    band = min(exact, BAND_BYTES)
+    return dense + band + band * dense // exact
+
+
+def _step_loading(config: ModelConfig, weights: dict[str, StoredWeight], dtype: torch.dtype) -> int:
+    """A table is made in bands, float32 and then rounded; the embedding's stays while the head's is made."""
     total = peak = 0
     for name in (EMBEDDING,) if config.tie_word_embeddings else (EMBEDDING, HEAD):
         weight = weights[name]
         if weight.format == FLOAT or (name == HEAD and weight.format in PACKED_FORMATS):
             continue
-        dense, exact = weight.dense_bytes(dtype), weight.dense_bytes(torch.float32)
-        band = min(exact, BAND_BYTES)
-        peak = max(peak, total + dense + band + band * dense // exact)
-        total += dense
+        peak = max(peak, total + _table_peak(weight, dtype))
+        total += weight.dense_bytes(dtype)
     return peak
 
 
@@ -328,4 +358,6 @@ def as_json(weights: WeightBytes) -> dict[str, Any]:
         "repeated": weights.repeated,
         "loading": weights.loading,
         "decode_step_loading": weights.step_loading,
+        "decode_step_released": weights.released,
+        "decode_step_released_loading": weights.released_loading,
     }

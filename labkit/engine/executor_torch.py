@@ -316,7 +316,7 @@ def executor_for(
     kv_dtype: torch.dtype | None = None,
     max_context: int | None = None,
     max_batch: int = DEFAULT_BATCH,
-    release: bool = False,
+    release: bool | None = None,
     **options: Any,
 ) -> TorchExecutor:
     """An executor with a pool of its own for a model on its own device.
@@ -332,6 +332,7 @@ def executor_for(
         max_context: most tokens of a sequence; by default what the model has, but no more than 8,192.
         max_batch: most rows of a batch.
         release: on a GPU, drop the decoder's packed weights once they are repacked; it is of no use then.
+            By default where both would take more than half of the free memory.
         options: of :class:`TorchExecutor`.
 
     Raises:
@@ -349,6 +350,8 @@ def executor_for(
         and not _why_no_kernels(decoder, max_context, block_size, kv_dtype)
     ):
         products = Products.tensor_core(dense_from=None)
+        if release is None:
+            release = 2 * _repacked_bytes(decoder) > free_memory(device)
         weights = step_weights(decoder, products=products, release=release)
         source = StepModel(config, weights, max_context=max_context, products=products)
     kernels = isinstance(source, StepModel)
@@ -357,15 +360,21 @@ def executor_for(
         if device.type == "cpu":  # on a GPU growth would cost all graphs
             options.setdefault("most_blocks", num_blocks)
             num_blocks = min(num_blocks, _FIRST_TOKENS // block_size)
-    kv = PagedKV(
-        config,
-        num_blocks=num_blocks,
-        block_size=block_size,
-        dtype=decoder.dtype,
-        kv_dtype=kv_dtype,
-        device=device,
-        head_major=not kernels and device.type == "cpu",
-    )
+    try:
+        kv = PagedKV(
+            config,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            dtype=decoder.dtype,
+            kv_dtype=kv_dtype,
+            device=device,
+            head_major=not kernels and device.type == "cpu",
+        )
+    except torch.OutOfMemoryError as error:
+        wanted = num_blocks * PagedKV.block_bytes(config, block_size, kv_dtype or decoder.dtype)
+        free = f"{free_memory(device):,} bytes free, {wanted:,} wanted"
+        fix = "labkit plan says what a model needs, and what to change"
+        raise InputError("num_blocks", f"{num_blocks} ({free})", "a pool that fits", fix) from error
     return TorchExecutor(source, kv=kv, max_batch=max_batch, max_context=max_context, **options)
 
 
@@ -381,13 +390,24 @@ def _why_no_kernels(decoder: Any, max_context: int, block_size: int, kv_dtype: t
     return ""
 
 
+def _repacked_bytes(decoder: Any) -> int:
+    """About what labkit.models.step_weights makes beside the packed weights."""
+    made = sum(
+        part.weight.nbytes
+        for layer in decoder.layers
+        for projection in (layer.qkv, layer.out, layer.gate_up, layer.down)
+        for part in projection.parts
+    )
+    if not isinstance(decoder.embedding, Tensor):
+        made += decoder.config.vocab_size * decoder.config.hidden_size * decoder.dtype.itemsize
+    head = decoder.head_linear.weight
+    return made + (0 if isinstance(head, Tensor) else head.nbytes)
+
+
 def _blocks_that_fit(decoder: Any, tokens: int, block_size: int, kv_dtype: torch.dtype | None) -> int:
     """Blocks for so many tokens, or for half of the free memory."""
     one = PagedKV.block_bytes(decoder.config, block_size, kv_dtype or decoder.dtype)
-    if decoder.device.type == "cuda":
-        free = torch.cuda.mem_get_info(decoder.device)[0]
-    else:
-        free = free_memory()
+    free = free_memory(decoder.device)
     found = min(-(-tokens // block_size), int(free // 2 // one))
     require(found >= 1, "memory", f"{free:,} bytes free", f"{2 * one:,} for one block of keys and values")
     return found

@@ -106,7 +106,7 @@ class StepBuffers:
         """Zeros for ``rows`` rows, on the device and in the dtype of the weights."""
 
         def buffer(rows: int, width: int) -> Tensor:
-            return torch.zeros(rows, width, dtype=weights.embedding.dtype, device=weights.embedding.device)
+            return torch.zeros(rows, width, dtype=weights.dtype, device=weights.device)
 
         heads, d = config.num_heads * config.head_dim, config.hidden_size
         widths = (d, d, d, heads + 2 * config.num_kv_heads * config.head_dim, heads, config.intermediate_size)
@@ -180,7 +180,7 @@ class DecodeStep:
         for name, value in (("batch", batch), ("capacity", capacity)):
             whole = isinstance(value, int) and not isinstance(value, bool)
             require(whole and value >= 1, name, repr(value), "a whole number of at least 1")
-        dtype, device = weights.embedding.dtype, weights.embedding.device
+        dtype, device = weights.dtype, weights.device
         check(config, capacity=capacity, dtype=dtype, block_size=block_size, kv_dtype=kv_dtype)
         require(len(weights.layers) == config.num_layers, "weights", len(weights.layers), "every layer")
         self.config, self.weights, self.products = config, weights, products or Products.tensor_core()
@@ -229,7 +229,7 @@ class DecodeStep:
         x, y, normed = to.x, to.y, to.normed
         # torch's kernel overlaps nothing: after it all that the step before wrote is there, so those that
         # follow may read lengths and cached positions before the kernels ahead of them have finished.
-        torch.index_select(weights.embedding, 0, self.inputs, out=x)
+        weights.embed(self.inputs, out=x)
         for i, layer in enumerate(weights.layers):
             rmsnorm(x, layer.input_norm, eps, out=normed, overlap=True)
             linear(normed, layer.qkv, bias=layer.qkv_bias, out=to.qkv)
@@ -271,7 +271,7 @@ class DecodeStep:
     def read_bytes(self, context: int) -> int:
         """Bytes that a step at ``context`` cached positions a row must read: weights once, keys, values."""
         weights = self.weights
-        total = _bytes(weights.norm) + _bytes(weights.head) + self.batch * weights.embedding[0].nbytes
+        total = _bytes(weights.norm) + _bytes(weights.head) + self.batch * weights.row_bytes
         for layer in weights.layers:
             total += sum(_bytes(value) for value in vars(layer).values() if value is not None)
         kv = self.kv

@@ -119,7 +119,7 @@ class StepModel:
         self, config: ModelConfig, weights: StepWeights, *, max_context: int, products: Products | None = None
     ) -> None:
         self.config, self.weights, self.max_context = config, weights, max_context
-        self.dtype, self.device = weights.embedding.dtype, weights.embedding.device
+        self.dtype, self.device = weights.dtype, weights.device
         check(config, capacity=max_context, dtype=self.dtype)
         require(len(weights.layers) == config.num_layers, "weights", len(weights.layers), "every layer")
         self.products = products or Products.tensor_core(dense_from=None)
@@ -141,7 +141,7 @@ class StepModel:
         first, last = (0, self.config.num_layers) if layers is None else layers
         # torch's kernel overlaps nothing: behind it, kernels may start before those ahead have finished.
         if hidden is None:
-            hidden = torch.index_select(self.weights.embedding, 0, tokens)
+            hidden = self.weights.embed(tokens)
         else:
             hidden = hidden.clone()
         scratch = scratch_for(self.config, kv, view)

@@ -65,16 +65,41 @@ class StepWeights:
     """A whole model.
 
     Attributes:
-        embedding: [V, d] in the activation dtype: a step looks rows up by ids that only the device knows.
+        embedding: [V, d]: a tensor in the activation dtype, or quantised.
         layers: one for each layer.
         norm: the last norm [d].
         head: a tensor [V, d] for a dense product, or a weight for :attr:`Products.linear`.
     """
 
-    embedding: Tensor
+    embedding: Tensor | QuantWeight | GroupedWeight
     layers: Sequence[LayerWeights]
     norm: Tensor
     head: Any
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the activations."""
+        return self.norm.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self.norm.device
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of the embedding."""
+        held = self.embedding
+        return held[0].nbytes if isinstance(held, Tensor) else held.nbytes // held.n
+
+    def embed(self, ids: Tensor, out: Tensor | None = None) -> Tensor:
+        """Rows [T, d] for int64 ids [T], which only the device knows: they are not checked."""
+        if isinstance(self.embedding, Tensor):
+            if out is None:
+                return torch.index_select(self.embedding, 0, ids)
+            return torch.index_select(self.embedding, 0, ids, out=out)
+        rows = self.embedding.gather_unchecked(ids, self.dtype).contiguous()
+        return rows if out is None else out.copy_(rows)
 
 
 class Released(nn.Module):
@@ -88,13 +113,15 @@ class Released(nn.Module):
 def step_weights(decoder: Any, *, products: Products | None = None, release: bool = False) -> StepWeights:
     """A decoder's weights as a step reads them.
 
-    The packed matrices are repacked, a second copy; a quantised embedding becomes a dense table.
+    The packed matrices are repacked, a second copy; a quantised embedding becomes a dense table, which is
+    faster to read.
 
     Args:
         decoder: a labkit.models.decoder.Decoder with W4 or W3 matrices.
         products: whose ``repack`` to use.
         release: drop every layer of the decoder as soon as it is repacked, so that no more than one is held
-            twice; the decoder cannot compute any more.
+            twice, and leave a quantised embedding as it is where the head does not multiply by its table; the
+            decoder cannot compute any more.
 
     Raises:
         InputError: a matrix in another format, or q, k, v (gate, up) that cannot be joined; its name. With
@@ -104,18 +131,18 @@ def step_weights(decoder: Any, *, products: Products | None = None, release: boo
     dtype = decoder.dtype
     for layer in decoder.layers if release else ():
         check_layer(layer)
-    embedding = decoder.embedding
-    table = embedding if isinstance(embedding, Tensor) else dense_table(embedding, dtype)
+    table = decoder.embedding
     head = decoder.head_linear.weight
+    by_table = decoder.config.tie_word_embeddings and isinstance(head, GroupedWeight)
+    if not isinstance(table, Tensor) and (by_table or not release):
+        table = dense_table(table, dtype)
     if isinstance(head, QuantWeight):
         head = products.repack(head)
     elif isinstance(head, GroupedWeight):
-        tied = decoder.config.tie_word_embeddings
-        head = table if tied else dense_table(head, dtype)
+        head = table if by_table else dense_table(head, dtype)
     layers = []
     if release:
         decoder.embedding, decoder.head_linear = table, Released()
-        del embedding
     for index, layer in enumerate(decoder.layers):
         layers.append(layer_weights(layer, products))
         if release:

@@ -14,8 +14,15 @@ from labkit.errors import require
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def free_memory() -> int:
-    """Bytes this process may still take: what the system has, or what its container leaves if less."""
+def free_memory(device: Any = "cpu") -> int:
+    """Bytes this process may still take.
+
+    Args:
+        device: "cpu": what the system has, or what its container leaves if less. A GPU: what the driver has
+            and torch's allocator keeps unused, within ``torch.cuda.set_per_process_memory_fraction``.
+    """
+    if str(device).startswith("cuda"):
+        return _free_on_gpu(device)
     free = int(psutil.virtual_memory().available)
     try:
         limit = (_CGROUP / "memory.max").read_text(encoding="utf-8").strip()
@@ -25,6 +32,15 @@ def free_memory() -> int:
     except (OSError, ValueError):
         pass  # no cgroup v2: the system's figure stands
     return free
+
+
+def _free_on_gpu(device: Any) -> int:
+    import torch
+
+    free, total = torch.cuda.mem_get_info(device)
+    held, used = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
+    allowed = int(torch.cuda.get_per_process_memory_fraction(device) * total)
+    return max(0, min(free + held, allowed) - used) if allowed < total else free + held - used
 
 
 class MemoryBudget:

@@ -167,21 +167,32 @@ class QuantWeight:
         """As :meth:`dequantize`, but columns in stored order: column j is input ``k_order[j]``."""
         check_float_dtype(dtype)
         picked = check_rows(rows, self.n)
-        codes = unpack(self.packed[picked], self.k_padded, self.format)
-        scales = self.scales[picked]
+        offset = None if self.offset is None else self.offset[picked]
+        return self._values(self.packed[picked], self.scales[picked], offset, dtype)
+
+    def _values(self, packed: Tensor, scales: Tensor, offset: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """[rows, K] of ``dtype`` for some of the rows, columns in stored order."""
+        codes = unpack(packed, self.k_padded, self.format)
         work = torch.float64 if dtype == torch.float64 else torch.float32
         values = codes.view(*scales.shape, self.group_size).to(work)
         del codes  # a row chunk must fit its memory budget
         values *= scales[..., None]
-        if self.offset is not None:
-            values += self.offset[picked][..., None]
+        if offset is not None:
+            values += offset[..., None]
         return values.view(-1, self.k_padded)[:, : self.k].to(dtype)
 
     def gather_rows(self, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Rows of an embedding table: integer ids of any shape to [*ids.shape, K] of ``dtype``."""
         if ids.numel() == 0:
             return torch.empty(*ids.shape, self.k, dtype=dtype, device=self.device)
-        return self.select_rows(ids.reshape(-1)).dequantize(dtype).view(*ids.shape, self.k)
+        return self.gather_unchecked(checked_ids(ids, self.n).to(self.device), dtype).view(*ids.shape, self.k)
+
+    def gather_unchecked(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Rows [R, K] for int64 ids [R] that are known to be good; a CUDA graph can hold it."""
+        offset = None if self.offset is None else self.offset.index_select(0, ids)
+        packed, scales = self.packed.index_select(0, ids), self.scales.index_select(0, ids)
+        values = self._values(packed, scales, offset, dtype)
+        return values if self.k_order is None else values[:, torch.argsort(self.k_order)]
 
     def select_rows(self, index: Tensor) -> QuantWeight:
         """The weight made of the rows ``index`` (int64 [R]), in that order; nothing is dequantised."""

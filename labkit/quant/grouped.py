@@ -144,8 +144,12 @@ class GroupedWeight:
             [*ids.shape, K] of ``dtype``.
         """
         flat = checked_ids(ids, self.n).to(self.device)
-        columns = self._columns(self.codes_t[:, flat], self.scales_t[:, flat], dtype)
-        return columns.t().reshape(*ids.shape, self.k)
+        return self.gather_unchecked(flat, dtype).reshape(*ids.shape, self.k)
+
+    def gather_unchecked(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Rows [R, K] for int64 ids [R] that are known to be good; a CUDA graph can hold it."""
+        codes, scales = self.codes_t.index_select(1, ids), self.scales_t.index_select(1, ids)
+        return self._columns(codes, scales, dtype).t()
 
     def select_rows(self, index: Tensor) -> GroupedWeight:
         """The weight made of the rows ``index`` (int64 [R]), in that order; codes move unchanged."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from dataclasses import replace
 from typing import Any
 
 import decode_cases as cases
@@ -356,6 +357,23 @@ def test_packed_weights_are_dropped_once_they_are_repacked(tied: bool) -> None:
         assert torch.equal(one.down.values, other.down.values) and torch.equal(one.mlp_norm, other.mlp_norm)
     with pytest.raises(InputError, match="released"):
         decoder(torch.tensor([[1]]))
+
+
+@pytest.mark.parametrize("form", ["w4", "q8_0"])
+def test_a_quantised_embedding_is_looked_up_where_it_is(form: str) -> None:
+    from labkit.quant.quantize import quantize
+
+    values = torch.randn(50, 64, generator=torch.Generator().manual_seed(3))
+    packed = quantize(values, form)
+    of = cases.config()
+    right = step_weights(cases.decoder(of, torch.float16), products=cases.plain_products())
+    weights = replace(right, embedding=packed)
+    ids = torch.tensor([49, 0, 7, 7])
+    wanted = packed.dequantize(torch.float16)[ids]
+    assert torch.equal(weights.embed(ids), wanted)
+    out = torch.empty(4, 64, dtype=torch.float16)
+    assert weights.embed(ids, out) is out and torch.equal(out, wanted)
+    assert weights.row_bytes == packed.nbytes // 50
 
 
 def test_a_model_that_cannot_be_repacked_stays_whole() -> None:

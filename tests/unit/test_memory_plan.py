@@ -33,6 +33,8 @@ from labkit.models.zoo import load_file, load_model
 from labkit.nn import memory as budgets
 from labkit.quant import quantize
 from labkit.quant import tiles as tiles_module
+from labkit.quant.formats import QuantWeight
+from labkit.quant.grouped import GroupedWeight
 
 GIB = 2**30
 QWEN = config_of("qwen2.5-3b")
@@ -252,7 +254,34 @@ def test_copies_of_the_decode_step_are_those_that_it_makes(
     )
 
 
+@pytest.mark.parametrize(
+    "recipe",
+    [RECIPES[1], RECIPES[4], {"bits": "w4", "per_layer": {"head": "w4", "embed": "w4"}}, {"bits": "mixed"}],
+    ids=str,
+)
+@pytest.mark.parametrize("source", ["llama", "qwen2", "qwen3"])
+def test_what_a_decode_step_holds_instead_of_packed_codes(
+    folders: dict[str, Path], source: str, recipe: dict[str, Any]
+) -> None:
+    header = read_model(folders[source])
+    weights = apply_recipe(header.weights, Recipe.of(**recipe))
+    found = weight_bytes(header.config, weights, device="cuda", dtype=torch.float16)
+    file = load_file(folders[source], **recipe)
+    decoder = Decoder.from_weights(file.config, file.weights, dtype=torch.float16)
+    step = step_weights(decoder, release=True)
+    held = {_address(each): each.nbytes for each in (step.embedding, step.head)}
+    total = sum(held.values())
+    total += sum(
+        getattr(layer, name).nbytes for layer in step.layers for name in ("qkv", "out", "gate_up", "down")
+    )
+    assert found.released == total - (found.stored - dict(found.parts)["norms and biases"])
+
+
 def _address(weight: Any) -> int:
+    if isinstance(weight, QuantWeight):
+        return int(weight.packed.data_ptr())
+    if isinstance(weight, GroupedWeight):
+        return int(weight.codes_t.data_ptr())
     return int((weight if isinstance(weight, torch.Tensor) else weight.tiles).data_ptr())
 
 
@@ -481,6 +510,21 @@ def test_a_tight_gpu_decodes_without_graphs_and_says_so() -> None:
     asked = plan(QWEN, WEIGHTS, 4_000_000_000, graphs=True)
     assert not asked.fits
     assert "--no-graphs" in [change.option for change in asked.changes if change.fits]
+
+
+def test_a_tight_gpu_drops_packed_codes_rather_than_graphs() -> None:
+    weights = replace(WEIGHTS, released=100_000_000, released_loading=200_000_000)
+    tight = plan(QWEN, weights, 4_000_000_000)
+    assert tight.fits and tight.case.graphs and tight.case.release
+    assert "dropped once they are tiles" in " ".join(tight.notes)
+    names = {item.name for item in tight.items}
+    assert "tiles for packed codes" in names and "copies for speed" not in names
+    wide = plan(QWEN, weights, 12_000_000_000)
+    assert wide.case.graphs and not wide.case.release
+    # No room even so: without graphs, and nothing is dropped.
+    least = plan(QWEN, weights, tight.needed - 1)
+    assert least.fits and not least.case.graphs and not least.case.release
+    assert "without CUDA graphs" in " ".join(least.notes)
 
 
 def test_a_model_that_is_read_twice_over_while_loading_needs_that() -> None:
