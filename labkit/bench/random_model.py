@@ -162,7 +162,8 @@ class RandomModel:
 
     def _quantised(self, shape: tuple[int, ...], format: str, source: torch.Generator) -> QuantWeight:
         rows, columns = shape
-        low, high = (-8, 8) if format == "w4" else (-4, 4)
+        # Not the lowest code: a mean of half a code would drive every row the same way, layer by layer.
+        low, high = (-7, 8) if format == "w4" else (-3, 4)
         codes = torch.randint(low, high, shape, generator=source, device=self.device, dtype=torch.int8)
         spread = torch.rand(rows, -(-columns // self.group), generator=source, device=self.device)
         # Codes are spread evenly, with a standard deviation of (high - low) / sqrt(12).

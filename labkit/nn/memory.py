@@ -37,6 +37,8 @@ def free_memory(device: Any = "cpu") -> int:
 def _free_on_gpu(device: Any) -> int:
     import torch
 
+    index = torch.device(device).index
+    device = torch.cuda.current_device() if index is None else index
     free, total = torch.cuda.mem_get_info(device)
     held, used = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
     allowed = int(torch.cuda.get_per_process_memory_fraction(device) * total)

@@ -135,3 +135,12 @@ def test_the_peer_is_the_same_model(monkeypatch: pytest.MonkeyPatch) -> None:
         found = [peer.logits(tokens[:, t], torch.tensor([t])).float() for t in range(5)]
     error = (torch.stack(found, 1) - right).abs().max()
     assert error <= 3 * (plain - right).abs().max()
+
+
+@pytest.mark.parametrize("form", ["w4", "w3"])
+def test_random_weights_have_no_mean(form: str) -> None:
+    """A mean adds up over a long K and over the layers: a 7B's activations passed 65,504."""
+    for name, weight in model(format=form).layer(0).items():
+        if "_proj.weight" in name:
+            values = weight.dequantize()
+            assert abs(values.mean()) < 5 * values.std() / values.numel() ** 0.5, name
