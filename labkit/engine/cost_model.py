@@ -2,7 +2,7 @@
 
 Time of a forward = products(new tokens) + a fixed part + the context that its rows attend to. The first is a
 line through recorded points; at small sizes it is flat, since the weights are read once for all rows, which
-is what every policy lives on.
+is what every policy lives on. Decode steps may have a line of their own.
 
 Two lanes share one device: a work that alone keeps ``share`` of it busy runs at full speed as long as the
 shares of what runs add up to 1 or less, and is slowed in proportion beyond.
@@ -16,11 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 from labkit import quoted
 from labkit.engine.executor import Row
 from labkit.errors import require
 from labkit.paths import data_dir
+
+_H200_MODEL = "qwen2.5-3b"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +37,10 @@ class CostModel:
         points: (new tokens, seconds) of all products of a forward, ascending; straight lines between
             them and beyond the last.
         fixed: seconds of a forward that do not depend on its rows.
-        context: seconds for each position that a row attends to.
+        decode: the same of forwards in which every row has one new token; empty: no difference.
+        context: seconds for each position that a row with one new token attends to.
+        pairs: seconds for each pair of a new token and a position, in rows with more; by default a row's
+            positions cost the same however many its new tokens are.
         share: of the device that a forward keeps busy, 0 to 1.
         host: seconds of the host before each launch; what is in flight goes on meanwhile.
         num_layers: of the model; a slice costs its share of them.
@@ -47,31 +53,43 @@ class CostModel:
     origin: str
     source: str
     points: tuple[tuple[int, float], ...]
+    decode: tuple[tuple[int, float], ...] = ()
     fixed: float = 0.0
     context: float = 0.0
+    pairs: float | None = None
     share: float = 1.0
     host: float = 0.0
     num_layers: int = 1
 
     def __post_init__(self) -> None:
-        tokens = [at for at, _ in self.points]
-        ascend = len(tokens) >= 2 and all(a < b for a, b in pairwise(tokens))
-        require(ascend, "points", tokens, "two or more sizes in rising order")
+        for name in ("points", "decode") if self.decode else ("points",):
+            tokens = [at for at, _ in getattr(self, name)]
+            ascend = len(tokens) >= 2 and all(a < b for a, b in pairwise(tokens))
+            require(ascend, name, tokens, "two or more sizes in rising order")
         require(0 < self.share <= 1, "share", self.share, "above 0, at most 1")
-        least = min(self.fixed, self.context, self.host, *(seconds for _, seconds in self.points))
+        of_points = [seconds for _, seconds in (*self.points, *self.decode)]
+        least = min(self.fixed, self.context, self.host, self.pairs or 0.0, *of_points)
         require(least >= 0, "seconds", least, "none below 0")
 
     def products(self, tokens: int) -> float:
         """Seconds of all products with so many rows."""
-        at = min(max(bisect_left(self.points, (tokens, 0.0)), 1), len(self.points) - 1)
-        (x0, y0), (x1, y1) = self.points[at - 1], self.points[at]
-        return max(0.0, y0 + (y1 - y0) * (tokens - x0) / (x1 - x0))
+        return _on_the_line(self.points, tokens)
 
     def seconds(self, rows: Sequence[Row]) -> float:
         """Seconds of a whole forward, alone on the device."""
-        tokens = sum(row.stop - row.start for row in rows)
-        positions = sum(row.stop for row in rows)
-        return self.products(tokens) + self.fixed + self.context * positions
+        tokens = sum(row.count for row in rows)
+        line = self.decode if self.decode and tokens == len(rows) else self.points
+        total = _on_the_line(line, tokens) + self.fixed
+        for row in rows:
+            of_many = row.count > 1 and self.pairs is not None
+            total += row.stop * (row.count * (self.pairs or 0.0) if of_many else self.context)
+        return total
+
+
+def _on_the_line(points: Sequence[tuple[int, float]], tokens: int) -> float:
+    at = min(max(bisect_left(points, (tokens, 0.0)), 1), len(points) - 1)
+    (x0, y0), (x1, y1) = points[at - 1], points[at]
+    return max(0.0, y0 + (y1 - y0) * (tokens - x0) / (x1 - x0))
 
 
 @cache
@@ -105,32 +123,65 @@ def rtx3050() -> CostModel:
 
 @cache
 def h200() -> CostModel:
-    """Qwen2.5-3B W4 on an H200, from this project's records.
+    """Qwen2.5-3B W4 on an H200, from this project's newest records of it in data/measured.
 
-    Products: the four of a layer (``tensor_core`` kernels, data/measured), times 36 layers. Fixed: what a
-    recorded decode step took beyond them. Context: the recorded slope between contexts 128 and 1,024.
+    Attention's slopes come from the record of paged attention: decode between contexts 1,024 and 4,096, a
+    chunk of 512 between 512 and 4,096. Decode steps: the middle gap of 1 … 64 clients. Forwards with a
+    prompt's chunk: the mean gap of ``serial`` less a decode step, and of ``mixed``, while a document was
+    computed, less the attention at its middle. The share is what makes the joined overlap save what it did.
     """
-    files = sorted((data_dir() / "measured").glob("gemm-fast-h200-*.json"))
-    require(bool(files), "data/measured", "no gemm-fast-h200-*.json", "a record of labkit bench gemm")
-    record = json.loads(files[-1].read_text(encoding="utf-8"))
-    shapes = {(2560, 2048), (2048, 2048), (22016, 2048), (2048, 11008)}
-    sums: dict[int, float] = {}
-    for entry in record["entries"]:
-        ours = entry["contender"] == "tensor_core" and entry["format"] == "w4" and entry["status"] == "timed"
-        if ours and (entry["n"], entry["k"]) in shapes:
-            sums[entry["m"]] = sums.get(entry["m"], 0.0) + 36e-6 * entry["summary"]["median_us"]
-    # results/evidence/decode-qwen2.5-3b-h200-*: a step of batch 1 at context 128, head W4, took 1,209 µs;
-    # of batch 8 at contexts 128 and 1,024, head dense, 1,445 and 1,658 µs; 31 % of the byte floor.
-    step, context = 1209e-6, (1658e-6 - 1445e-6) / (8 * (1024 - 128))
+    calls = {
+        (entry["m"], entry["k"], entry["n"] > 1): 1e-6 * entry["summary"]["median_us"]
+        for record in _records("attention", every=True)
+        for entry in record["entries"]
+        if entry["table"] == f"attention {_H200_MODEL}" and entry["status"] == "timed"
+        if (entry["contender"], entry["format"]) == ("paged", "fp16")
+    }
+    layers = quoted.model(_H200_MODEL).num_layers
+    context = layers * (calls[16, 4096, False] - calls[16, 1024, False]) / (16 * (4096 - 1024))
+    pairs = layers * (calls[1, 4096, True] - calls[1, 512, True]) / (512 * (4096 - 512))
+
+    (clients,) = _records(f"concurrency-{_H200_MODEL}")
+    steps = {
+        entry["m"]: entry["figures"]["itl"]["p50"]
+        for entry in clients["entries"]
+        if entry["contender"] == "overlap:512" and entry["status"] == "timed"
+    }
+    (jitter,) = _records(f"jitter-{_H200_MODEL}")
+    cells = {e["contender"]: e["figures"] for e in jitter["entries"] if e["table"] == "jitter document"}
+    streams, document = jitter["parameters"]["streams"], jitter["parameters"]["document"]
+    step = cells["serial:128"]["itl_steady"]["p50"]
+    forwards = {}
+    for label, cell in cells.items():
+        name, _, size = label.partition(":")
+        if name in ("serial", "mixed") and size.isdigit():
+            middle = (document + int(size)) / 2  # of the positions that a chunk attends to
+            mean = cell["itl_beside"]["mean"] - pairs * int(size) * middle
+            mixed = name == "mixed"
+            forwards[int(size) + streams * mixed] = mean - (0 if mixed else step)
+    saved = [
+        cells[f"overlap:{size} no overlap"]["itl_beside"]["mean"]
+        - cells[f"overlap:{size}"]["itl_beside"]["mean"]
+        for size in (128, 512)
+    ]
+    small = {rows: seconds for rows, seconds in steps.items() if rows <= streams}
     return CostModel(
         name="H200, Qwen2.5-3B W4",
         origin="simulated from measured",
-        source=f"{files[-1].name}, results/evidence/decode-qwen2.5-3b-h200. Assumed, not measured: a forward "
-        "keeps 60 % of the device busy, a launch takes 100 µs of the host; chunks run as fast as graphs",
-        points=tuple(sorted(sums.items())),
-        fixed=max(0.0, step - sums[1] - 128 * context),
+        source=f"data/measured: {jitter['name']} ({jitter['started'][:10]}), {clients['name']}, attention. "
+        "Assumed, not measured: a launch takes 100 µs of the host",
+        points=tuple(sorted((small | forwards).items())),
+        decode=tuple(sorted(steps.items())),
         context=context,
-        share=0.6,
+        pairs=pairs,
+        share=1 - sum(saved) / len(saved) / step / 2,
         host=100e-6,
-        num_layers=36,
+        num_layers=layers,
     )
+
+
+def _records(name: str, *, every: bool = False) -> list[dict[str, Any]]:
+    """The newest record of an H200 whose file begins so; or all of them, as JSON."""
+    files = sorted((data_dir() / "measured").glob(f"{name}-h200-*.json"))
+    require(bool(files), "data/measured", f"no {name}-h200-*.json", "a record of labkit bench")
+    return [json.loads(path.read_text(encoding="utf-8")) for path in (files if every else files[-1:])]
