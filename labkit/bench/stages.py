@@ -129,7 +129,7 @@ def on_cpu(need: Need, model: Any = None, dtype: str = "float32") -> Stage:
     """
     import torch
 
-    from labkit.engine.executor_torch import executor_for
+    from labkit.engine.executor_for import executor_for
     from labkit.models.zoo import load_model
 
     if model is None:

@@ -61,6 +61,15 @@ class StoredWeight:
     offset: torch.dtype | None = None
     order: bool = False
 
+    @classmethod
+    def of(cls, name: str, weight: Any) -> StoredWeight:
+        """A weight that is there: a tensor, a QuantWeight or a GroupedWeight."""
+        if isinstance(weight, torch.Tensor):
+            return cls(name, tuple(weight.shape))
+        offset = None if weight.offset is None else weight.offset.dtype
+        order = weight.k_order is not None
+        return cls(name, weight.shape, weight.format, weight.group_size, offset, order)
+
     def nbytes(self, dtype: torch.dtype) -> int:
         """Bytes held; a float weight is converted to the activations' ``dtype``."""
         if self.format == FLOAT:

@@ -11,7 +11,6 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from copy import deepcopy
 from typing import TYPE_CHECKING, Any, cast
 
 from labkit.engine.adaptive import make_policy
@@ -65,7 +64,7 @@ class Engine:
             require(not options, "options", ", ".join(options), "none, with an executor")
             self.executor = cast(Executor, source)
         else:
-            from labkit.engine.executor_torch import executor_for  # type: ignore[attr-defined]
+            from labkit.engine.executor_for import executor_for
 
             self.executor = executor_for(source, **options)
             tokenizer = tokenizer or getattr(source, "tokenizer", None)
@@ -235,8 +234,11 @@ class Engine:
             self._boxes.pop(request, None)
             self.abort(request)
 
-    def snapshot(self) -> Snapshot:
-        """The state now, for /status."""
+    def snapshot(self, *, latency: bool = True) -> Snapshot:
+        """The state now, for /status. ``latency`` False leaves the spreads empty, which makes it cheap.
+
+        Not to be called while another thread steps.
+        """
         scheduler, blocks = self.scheduler, self.scheduler.pool.blocks
         by_status = [request.status for request in scheduler.running]
         return Snapshot(
@@ -251,8 +253,8 @@ class Engine:
             blocks_free=blocks.num_free,
             blocks_idle=blocks.num_idle,
             block_size=blocks.block_size,
-            counters=deepcopy(self.counters),
-            latency=Latency.of(list(self.remembered)),
+            counters=self.counters.copy(),
+            latency=Latency.of(list(self.remembered) if latency else []),
         )
 
     # --- inside --------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,22 +19,14 @@ from labkit.engine.chunk_graphs import ChunkGraphs
 from labkit.engine.executor import Lane, Row
 from labkit.engine.executor_graphs import DecodeGraphs
 from labkit.engine.lanes import AnyLane, LaunchedWork, make_lanes
-from labkit.errors import InputError, require
-from labkit.models.decode_step import why_not
+from labkit.errors import require
 from labkit.models.sampling import greedy
 from labkit.models.step_model import DecoderLayers, Layers, StepModel
-from labkit.models.step_weights import Products, check_layer, step_weights
 from labkit.nn.attention import query_tile
 from labkit.nn.invariant import DEFAULT_ROWS, InvariantLayers
-from labkit.nn.memory import free_memory
-
-if TYPE_CHECKING:
-    from labkit.models.model import Model
 
 DEFAULT_CHUNK = 512
 DEFAULT_BATCH = 64
-_DEFAULT_CONTEXT = 8192
-_FIRST_TOKENS = 16_384  # of a pool on a CPU
 
 
 class TorchOutput:
@@ -306,111 +298,6 @@ class TorchExecutor:
             batch.tokens = queue.send(ids)
             if picked and len(picked) < len(ids):
                 batch.picks = queue.send(picked)
-
-
-def executor_for(
-    model: Model,
-    *,
-    num_blocks: int | None = None,
-    block_size: int = 16,
-    kv_dtype: torch.dtype | None = None,
-    max_context: int | None = None,
-    max_batch: int = DEFAULT_BATCH,
-    release: bool | None = None,
-    **options: Any,
-) -> TorchExecutor:
-    """An executor with a pool of its own for a model on its own device.
-
-    On a GPU it runs on the kernels where they have the model (W4 or W3 matrices, float16 or bfloat16), else
-    on the torch decoder.
-
-    Args:
-        model: a labkit.models.model.Model, or its decoder.
-        num_blocks: of the pool. By default it may take half of the free memory, but no more than
-            ``max_batch`` sequences of ``max_context`` tokens; on a CPU it begins small and grows.
-        block_size, kv_dtype: of the pool, see PagedKV.
-        max_context: most tokens of a sequence; by default what the model has, but no more than 8,192.
-        max_batch: most rows of a batch.
-        release: on a GPU, drop the decoder's packed weights once they are repacked; it is of no use then.
-            By default where both would take more than half of the free memory.
-        options: of :class:`TorchExecutor`.
-
-    Raises:
-        InputError: a value out of range, or no memory for one sequence's block.
-    """
-    decoder: Any = getattr(model, "decoder", model)
-    config, device = decoder.config, decoder.device
-    most = config.max_position_embeddings
-    max_context = min(most, _DEFAULT_CONTEXT) if max_context is None else max_context
-    require(1 <= max_context <= most, "max_context", max_context, f"1 to {most}")
-    source: Any = decoder
-    if (
-        device.type == "cuda"
-        and not options.get("invariant")
-        and not _why_no_kernels(decoder, max_context, block_size, kv_dtype)
-    ):
-        products = Products.tensor_core(dense_from=None)
-        if release is None:
-            release = 2 * _repacked_bytes(decoder) > free_memory(device)
-        weights = step_weights(decoder, products=products, release=release)
-        source = StepModel(config, weights, max_context=max_context, products=products)
-    kernels = isinstance(source, StepModel)
-    if num_blocks is None:
-        num_blocks = _blocks_that_fit(decoder, max_batch * max_context, block_size, kv_dtype)
-        if device.type == "cpu":  # on a GPU growth would cost all graphs
-            options.setdefault("most_blocks", num_blocks)
-            num_blocks = min(num_blocks, _FIRST_TOKENS // block_size)
-    try:
-        kv = PagedKV(
-            config,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            dtype=decoder.dtype,
-            kv_dtype=kv_dtype,
-            device=device,
-            head_major=not kernels and device.type == "cpu",
-        )
-    except torch.OutOfMemoryError as error:
-        wanted = num_blocks * PagedKV.block_bytes(config, block_size, kv_dtype or decoder.dtype)
-        free = f"{free_memory(device):,} bytes free, {wanted:,} wanted"
-        fix = "labkit plan says what a model needs, and what to change"
-        raise InputError("num_blocks", f"{num_blocks} ({free})", "a pool that fits", fix) from error
-    return TorchExecutor(source, kv=kv, max_batch=max_batch, max_context=max_context, **options)
-
-
-def _why_no_kernels(decoder: Any, max_context: int, block_size: int, kv_dtype: torch.dtype | None) -> str:
-    config, dtype = decoder.config, decoder.dtype
-    if reason := why_not(config, capacity=max_context, dtype=dtype, block_size=block_size, kv_dtype=kv_dtype):
-        return reason
-    try:
-        for layer in decoder.layers:
-            check_layer(layer)
-    except InputError as error:
-        return str(error)
-    return ""
-
-
-def _repacked_bytes(decoder: Any) -> int:
-    """About what labkit.models.step_weights makes beside the packed weights."""
-    made = sum(
-        part.weight.nbytes
-        for layer in decoder.layers
-        for projection in (layer.qkv, layer.out, layer.gate_up, layer.down)
-        for part in projection.parts
-    )
-    if not isinstance(decoder.embedding, Tensor):
-        made += decoder.config.vocab_size * decoder.config.hidden_size * decoder.dtype.itemsize
-    head = decoder.head_linear.weight
-    return made + (0 if isinstance(head, Tensor) else head.nbytes)
-
-
-def _blocks_that_fit(decoder: Any, tokens: int, block_size: int, kv_dtype: torch.dtype | None) -> int:
-    """Blocks for so many tokens, or for half of the free memory."""
-    one = PagedKV.block_bytes(decoder.config, block_size, kv_dtype or decoder.dtype)
-    free = free_memory(decoder.device)
-    found = min(-(-tokens // block_size), int(free // 2 // one))
-    require(found >= 1, "memory", f"{free:,} bytes free", f"{2 * one:,} for one block of keys and values")
-    return found
 
 
 def _layers(model: Any, invariant: bool, rows: int) -> Layers:

@@ -14,8 +14,9 @@ from executor_cases import POLICIES, Checked, Reference, check_drawn_tokens, poo
 from labkit.engine.chunk_graphs import ChunkGraphs
 from labkit.engine.engine import Engine
 from labkit.engine.executor import Row
+from labkit.engine.executor_for import executor_for
 from labkit.engine.executor_graphs import DecodeGraphs
-from labkit.engine.executor_torch import TorchExecutor, executor_for
+from labkit.engine.executor_torch import TorchExecutor
 from labkit.engine.policy import Serial
 from labkit.engine.request import Request, Status
 from labkit.engine.sampling import SamplingParams

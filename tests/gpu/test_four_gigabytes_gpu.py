@@ -14,7 +14,8 @@ from labkit.cache.bill import GPU_RUNTIME_BYTES
 from labkit.cache.plan import plan
 from labkit.cache.weights import StoredWeight, weight_bytes
 from labkit.engine.engine import Engine
-from labkit.engine.executor_torch import TorchExecutor, executor_for
+from labkit.engine.executor_for import executor_for
+from labkit.engine.executor_torch import TorchExecutor
 from labkit.engine.sampling import SamplingParams
 from labkit.errors import InputError
 from labkit.models.decoder import Decoder
@@ -66,12 +67,7 @@ def on_the_host(key: str, mlp: str) -> tuple[Any, dict[str, Any]]:
 
 def needed(config: Any, weights: dict[str, Any], rows: int, context: int) -> int:
     """Bytes that ``labkit plan`` says are needed, without the context of CUDA."""
-    stored = [
-        StoredWeight(name, tuple(shape), weight.format, weight.group_size)
-        if isinstance(weight := weights[name], QuantWeight)
-        else StoredWeight(name, tuple(shape))
-        for name, shape in expected_shapes(config).items()
-    ]
+    stored = [StoredWeight.of(name, weights[name]) for name in expected_shapes(config)]
     size = weight_bytes(config, stored, device="cuda", dtype=torch.float16, capability=(8, 6))
     found = plan(config, size, CARD, context=context, batch=rows, capability=(8, 6))
     assert found.fits and found.case.graphs and found.case.release

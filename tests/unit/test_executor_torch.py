@@ -14,7 +14,8 @@ from executor_cases import POLICIES, Checked, Reference, check_drawn_tokens, poo
 from step_cases import MODELS
 
 from labkit.engine.engine import Engine
-from labkit.engine.executor_torch import TorchExecutor, executor_for
+from labkit.engine.executor_for import executor_for
+from labkit.engine.executor_torch import TorchExecutor
 from labkit.engine.request import Status
 from labkit.engine.sampling import SamplingParams
 from labkit.errors import InputError
@@ -420,3 +421,17 @@ def test_many_rows_stay_on_the_family_where_they_must(monkeypatch: pytest.Monkey
     monkeypatch.setattr(launch, "_through_dense", lambda *args: calls.append(len(args[0])))
     tensor_core.linear(x, weight)
     assert calls == [280]
+
+
+def test_a_sequence_without_room_is_refused_before_anything_is_allocated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from labkit.engine import executor_for as module
+
+    decoder = cases.decoder(cases.config(), torch.float32)
+    monkeypatch.setattr(module, "free_memory", lambda device: 2 << 20)
+    monkeypatch.setattr(module, "PagedKV", None)
+    with pytest.raises(
+        InputError, match=r"^memory: got 2.0 MiB for 1 x 512 tokens; expected at least .* Fix: "
+    ):
+        module.executor_for(decoder)
