@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ ROOT = Path(__file__).resolve().parent.parent
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Compiled kernels are kept between tests and runs: named by all they depend on, they are never stale.
 os.environ.setdefault("LABKIT_CACHE", str(ROOT / ".pytest_cache" / "labkit"))
+# `nohup make test &` in a script begins with Ctrl-C ignored; children would inherit that, and wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from labkit import paths
 from labkit.check.session import LOG_VARIABLE
 from labkit.course.notebook import SKIP_TAG, Notebook, dumps, joined, tags
 
@@ -154,6 +155,7 @@ def _environment(scratch: Path, log: Path, results: Path | None) -> dict[str, st
     root = str(Path(__file__).resolve().parents[2])
     env = dict(os.environ)
     env["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [env.get("PYTHONPATH")])])
+    env.setdefault("LABKIT_CACHE", str(paths.cache_dir()))  # compiled kernels are nobody's state
     env["LABKIT_STATE"] = str(_made(scratch / "state"))
     env["IPYTHONDIR"] = str(_made(scratch / "ipython"))
     env[LOG_VARIABLE] = str(log)
