@@ -16,6 +16,9 @@ from labkit import __version__
 from labkit.bench.cli import bench_app
 from labkit.course.cli import course, notebook_app
 from labkit.errors import InputError
+from labkit.rerun.cli import rerun, schedule
+from labkit.results.cli import report
+from labkit.server.cli import serve
 
 app = typer.Typer(
     name="labkit",
@@ -27,6 +30,10 @@ app = typer.Typer(
 app.command("course")(course)
 app.add_typer(notebook_app, name="notebook")
 app.add_typer(bench_app, name="bench")
+app.command("rerun")(rerun)
+app.command("schedule")(schedule)
+app.command("report")(report)
+app.command("serve")(serve)
 
 Source = Annotated[
     str | None, typer.Option("--model", help="GGUF file, Hugging Face folder or labkit folder.")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from labkit.bench import serving_cli
+from labkit.bench import open_loop_cli, serving_cli
 
 bench_app = typer.Typer(
     no_args_is_help=True, help="Measure on this machine; write a record, print and plot it."
@@ -209,6 +209,7 @@ def attention(
 
 bench_app.command()(serving_cli.concurrency)
 bench_app.command()(serving_cli.jitter)
+bench_app.command()(open_loop_cli.serving)
 
 
 @bench_app.command()

@@ -7,6 +7,7 @@ import platform
 import re
 import subprocess
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from labkit.course.environment import commit, versions
@@ -106,7 +107,7 @@ def gpu_index() -> str:
 def device_facts(device: str) -> dict[str, Any]:
     """Facts of the CPU or of torch's current GPU, for :class:`labkit.bench.record.Record`."""
     if device != "cuda":
-        return {"name": platform.processor() or platform.machine(), "key": "cpu", "capability": None}
+        return {"name": cpu_name(), "key": "cpu", "capability": None, "cores": os.cpu_count()}
     import torch
 
     from labkit.probes.gpus import installed_driver
@@ -126,6 +127,19 @@ def device_facts(device: str) -> dict[str, Any]:
         "memory_bytes": properties.total_memory,
         "power_limit_w": _number(limit[0]) if limit else None,
     }
+
+
+def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's model where the system tells it, else its architecture.
+
+    On Linux ``platform.processor()`` is the architecture or empty: two laptops would look alike.
+    """
+    try:
+        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    found = re.search(r"^model name\s*:\s*(\S.*)$", text, re.MULTILINE)
+    return found.group(1).strip() if found else platform.processor() or platform.machine()
 
 
 def device_key(name: str) -> str:

@@ -2,6 +2,7 @@
 
 A record is the only thing that ``labkit bench`` writes. Every figure in it is of one kind
 (measured, emulated, simulated or quoted), stated once at the top. Times are microseconds a call.
+These dataclasses are the schema of the file (:mod:`labkit.results.schema` checks and upgrades it).
 """
 
 from __future__ import annotations
@@ -9,18 +10,19 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from labkit import atomic
-from labkit.errors import InputError, refuse, require
+from labkit.errors import InputError, require
+from labkit.results import schema
+from labkit.results.facts import COUNTS, ClocksFacts, CountsFacts, DeviceFacts, Sample, SoftwareFacts
 from labkit.tables import ORIGINS
 
-SCHEMA = "labkit.bench/1"
+__all__ = ["COUNTS", "SCHEMA", "STATUSES", "Entry", "Record", "read", "read_all", "summary"]
 
-COUNTS = ("requests", "sectors", "bytes", "wavefronts", "faults")
-"""What the counts of an emulated entry hold at least."""
+SCHEMA = schema.NAME
 
 STATUSES = ("timed", "emulated", "unavailable", "wrong", "failed")
 """What became of one contender on one case; only the first two carry figures."""
@@ -58,10 +60,10 @@ class Entry:
     status: str
     note: str = ""
     error: dict[str, float] = field(default_factory=dict)
-    samples_us: list[float] = field(default_factory=list)
+    samples_us: list[Sample] = field(default_factory=list)
     weight_bytes: int = 0
     method: dict[str, Any] = field(default_factory=dict)
-    counts: dict[str, Any] = field(default_factory=dict)
+    counts: CountsFacts = field(default_factory=dict)
     figures: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -97,23 +99,29 @@ class Record:
         entries: the figures.
         notes: sentences that belong to the figures.
         complete: False when the run was interrupted: the entries are those that were done.
+        source: of quoted figures, where they stand; "" for those of our own.
     """
 
     name: str
     kind: str
     command: str
     started: str
-    device: dict[str, Any]
-    software: dict[str, Any]
+    device: DeviceFacts
+    software: SoftwareFacts
     parameters: dict[str, Any]
-    clocks: list[dict[str, Any]] = field(default_factory=list)
+    clocks: list[ClocksFacts] = field(default_factory=list)
     ceilings: dict[str, float] = field(default_factory=dict)
     entries: list[Entry] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     complete: bool = True
+    source: str = ""
 
     def __post_init__(self) -> None:
         require(self.kind in ORIGINS, "kind", repr(self.kind), "one of " + ", ".join(ORIGINS))
+        named = self.kind != "quoted" or bool(self.source.strip())
+        require(
+            named, "source", repr(self.source), "where the quoted figures stand, such as a title and section"
+        )
         for entry in self.entries:
             require(entry.status in STATUSES, "status", repr(entry.status), "one of " + ", ".join(STATUSES))
 
@@ -151,9 +159,10 @@ class Record:
         return value
 
     def to_json(self) -> dict[str, Any]:
-        """The file's content; ``schema`` comes first."""
+        """The file's content; ``schema`` and ``version`` come first."""
         values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "entries"}
-        return {"schema": SCHEMA, **values, "entries": [self._entry_json(entry) for entry in self.entries]}
+        head = {"schema": SCHEMA, "version": schema.VERSION}
+        return {**head, **values, "entries": [self._entry_json(entry) for entry in self.entries]}
 
     def write(self, path: Path) -> Path:
         """Write atomically; one entry a line, so that two files can be compared by a text tool."""
@@ -193,14 +202,12 @@ def read(path: Path) -> Record:
         InputError: no such file, truncated, not JSON, or not a record of this schema; says which field.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(path.name, error.strerror or "unreadable", "a record of labkit bench") from error
     except ValueError as error:
-        raise InputError(path.name, f"no whole JSON ({error})", "a record of labkit bench") from error
-    schema = value.get("schema") if isinstance(value, dict) else type(value).__name__
-    require(schema == SCHEMA, path.name, f"schema {schema!r}", f"a record of labkit bench ({SCHEMA})")
-    return _record(path.name, value)
+        raise InputError(path.name, "bytes that are no UTF-8", "a record of labkit bench") from error
+    return schema.parse(path.name, text)
 
 
 def read_all(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
@@ -213,60 +220,3 @@ def read_all(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
         except InputError as error:
             skipped.append(f"skipped {error}")
     return found, skipped
-
-
-_TYPES: dict[str, Any] = {"str": str, "int": int, "float": (int, float), "bool": bool, "list": list}
-_TYPES |= {"dict": dict}
-
-
-def _record(source: str, value: dict[str, Any]) -> Record:
-    entries = value.get("entries")
-    if not isinstance(entries, list):
-        refuse(f"{source}: entries", type(entries).__name__, "a list")
-    values = _checked(source, Record, {**value, "entries": []})
-    values["entries"] = [
-        Entry(**_checked(f"{source}: entries[{i}]", Entry, entry)) for i, entry in enumerate(entries)
-    ]
-    _check_inside(source, values)
-    try:
-        return Record(**values)
-    except InputError as error:
-        raise InputError(f"{source}: {error.argument}", error.received, error.expected) from error
-
-
-def _check_inside(source: str, values: dict[str, Any]) -> None:
-    """What readers of a record take out of its lists and objects."""
-    for i, entry in enumerate(values["entries"]):
-        where = f"{source}: entries[{i}]"
-        require(all(map(_number, entry.samples_us)), f"{where}: samples_us", "other values", "numbers")
-        for name in COUNTS if entry.counts else ():
-            require(_number(entry.counts.get(name)), f"{where}: counts", entry.counts, f"a number {name}")
-    versions, commit = values["software"].get("versions", {}), values["software"].get("commit")
-    require(isinstance(versions, dict), f"{source}: software: versions", repr(versions), "an object")
-    if commit is not None:
-        named = isinstance(commit, dict) and isinstance(commit.get("id"), str) and "dirty" in commit
-        require(named, f"{source}: software: commit", repr(commit), "id and dirty, or null")
-    clocks = values.get("clocks", [])
-    require(all(isinstance(one, dict) for one in clocks), f"{source}: clocks", repr(clocks), "objects")
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _checked(where: str, kind: type, value: Any) -> dict[str, Any]:
-    """The fields of a dataclass out of JSON; keys that this version does not know are left out."""
-    if not isinstance(value, dict):
-        refuse(where, type(value).__name__, "an object")
-    found = {}
-    for item in fields(kind):
-        if item.name not in value:
-            optional = item.default_factory is not MISSING or item.default is not MISSING
-            require(optional, where, f"no {item.name}", f"the field {item.name}")
-            continue
-        wanted = _TYPES[str(item.type).partition("[")[0]]
-        given = value[item.name]
-        right = isinstance(given, wanted) and not (wanted is int and isinstance(given, bool))
-        require(right, f"{where}: {item.name}", type(given).__name__, str(item.type))
-        found[item.name] = given
-    return found

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from labkit import quoted
-from labkit.bench import report_attention, report_fast, report_serving
+from labkit.bench import report_attention, report_fast, report_open_loop, report_serving
 from labkit.bench.cases import FAST, SEED_TABLES, SWEEP
 from labkit.bench.labels import foreign, label
 from labkit.bench.record import Entry, Record
@@ -53,6 +53,7 @@ def tables(record: Record) -> list[Table]:
     found += report_fast.tables(record)
     found += report_attention.tables(record)
     found += report_serving.tables(record)
+    found += report_open_loop.tables(record)
     found += _others(record)
     found += _untimed(record)
     return found
@@ -205,7 +206,8 @@ def _others(record: Record) -> Iterator[Table]:
     """Entries of tables that have no form of their own."""
     shown = (*SEED_TABLES, SWEEP, FAST)
     rest = [e for e in record.entries if e.table not in shown and e.samples_us]
-    rest = [e for e in rest if not (report_attention.shows(e) or report_serving.shows(e))]
+    known = (report_attention, report_serving, report_open_loop)
+    rest = [e for e in rest if not any(one.shows(e) for one in known)]
     if rest:
         rows = [
             {

@@ -44,7 +44,7 @@ def course(
     _printable_output()
     options = {"chapters": chapters, "device": device, "pairs": parameter or [], "solve": solve}
     try:
-        with _terminate_as_interrupt():
+        with terminate_as_interrupt():
             code = _course({**options, "out": out, "timeout": timeout}, list_)
     except KeyboardInterrupt:  # before the first chapter began; later the runner reports it
         code = EXIT_INTERRUPTED
@@ -108,7 +108,7 @@ def refresh_command(
     _printable_output()
     from labkit.course.notebook import refresh
 
-    with _terminate_as_interrupt():
+    with terminate_as_interrupt():
         for path in files:
             _or_usage(lambda path=path: refresh(path, timeout=timeout))
             typer.echo(f"{path}: refreshed")
@@ -135,7 +135,7 @@ def _printable_output() -> None:
 
 
 @contextlib.contextmanager
-def _terminate_as_interrupt() -> Any:
+def terminate_as_interrupt() -> Any:
     """SIGTERM takes the same way out as Ctrl-C, so that no kernel is left behind."""
 
     def interrupt(*_: object) -> None:

@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labkit.course.notebook import SKIP_TAG, Cell, Notebook, dumps, is_checked, joined, normalise, parse, tags
-from labkit.course.params import PARAMETERS_TAG, RESERVED, checked_names, read_parameters, start_call
+from labkit.course.params import (
+    PARAMETERS_TAG,
+    RESERVED,
+    checked_names,
+    is_benchmark,
+    read_parameters,
+    start_call,
+)
 from labkit.course.source import calls, text_stubs
 from labkit.errors import InputError
 
@@ -71,6 +78,8 @@ def gate(path: Path, *, anatomy: bool | None = None) -> list[Problem]:
         from labkit.course.anatomy import check_anatomy
 
         found += check_anatomy(book)
+        if any(is_benchmark(source) for _, _, source in _cells(book, "code")):
+            found.append(Problem("start", None, "a chapter starts as a benchmark; it calls course.start"))
     return found
 
 
@@ -185,23 +194,27 @@ def _parameters(book: Notebook) -> Problems:
     except InputError as error:
         yield Problem("parameters", None, str(error))
         return
-    for name in RESERVED:
+    cells = book["cells"]
+    benchmark = any(is_benchmark(source) for _, _, source in _cells(book, "code"))
+    for name in ("device",) if benchmark else RESERVED:  # a benchmark has no exercises to solve
         if name not in names:
             yield Problem("parameters", None, f"the parameters cell has no {name}")
-    cells = book["cells"]
     at = next(i for i, cell in enumerate(cells) if PARAMETERS_TAG in tags(cell))
     following = next((i for i in range(at + 1, len(cells)) if cells[i]["cell_type"] == "code"), None)
     if following is None or start_call(joined(cells[following]["source"])) is None:
-        yield Problem("start", following, "the code cell after the parameters does not call course.start")
+        message = (
+            "the code cell after the parameters does not call course.start (a benchmark: notebook.start)"
+        )
+        yield Problem("start", following, message)
     else:
         checked = checked_names(joined(cells[following]["source"]))
         for name in names:
-            if name not in (*RESERVED, *checked):
-                message = f"the parameter {name} is never checked; give course.start {name}=({name}, RULE)"
+            if name not in checked and (benchmark or name not in RESERVED):
+                message = f"the parameter {name} is never checked; give the start call {name}=({name}, RULE)"
                 yield Problem("unchecked", following, message)
     starts = [i for i, _, source in _cells(book, "code") if start_call(source) is not None]
     if len(starts) > 1:
-        yield Problem("start", starts[1], "course.start is called twice")
+        yield Problem("start", starts[1], "the notebook is started twice")
 
 
 def _processes(book: Notebook) -> Problems:

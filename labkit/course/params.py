@@ -24,6 +24,8 @@ from labkit.errors import refuse
 
 PARAMETERS_TAG = "parameters"
 RESERVED = ("device", "solve")
+CHAPTER_STARTS = ("course.start", "labkit.course.start")
+BENCHMARK_STARTS = ("notebook.start", "labkit.bench.notebook.start")
 _RULES: dict[str, Callable[..., rules.Rule]] = {
     "whole": rules.whole,
     "number": rules.number,
@@ -105,15 +107,21 @@ def _comments(text: str) -> dict[int, str]:
 
 
 def start_call(cell_source: str) -> ast.Call | None:
-    """The ``course.start(...)`` call in a cell's source, None when there is none."""
+    """The ``course.start(...)`` call in a cell's source, or a benchmark's; None when there is none."""
     try:
         tree = ast.parse(cell_source)
     except SyntaxError:
         return None
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("course.start", "labkit.course.start"):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in (*CHAPTER_STARTS, *BENCHMARK_STARTS):
             return node
     return None
+
+
+def is_benchmark(cell_source: str) -> bool:
+    """The cell starts a benchmark of ``notebooks/bench``, not a chapter."""
+    call = start_call(cell_source)
+    return call is not None and ast.unparse(call.func) in BENCHMARK_STARTS
 
 
 def checked_names(cell_source: str) -> set[str]:

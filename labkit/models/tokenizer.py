@@ -162,6 +162,15 @@ class Tokenizer:
         stream = self.stream(special=special)
         return "".join([stream.put(int(i)) for i in ids]) + stream.finish()
 
+    def token_bytes(self, token: int) -> bytes:
+        """Bytes that one token stands for, maybe not a whole character; none for an id without a text.
+
+        A control token stands for its name, "<|im_end|>".
+        """
+        if self._bytes is not None:
+            return self._bytes.get(token, b"")
+        return self.inner.decode([token], skip_special_tokens=False).encode("utf-8", "replace")
+
     def stream(self, *, special: bool = False) -> StreamDecoder:
         """A decoder that takes ids one by one and holds back incomplete characters."""
         return StreamDecoder(self, special=special)

@@ -36,7 +36,7 @@ def test_ready_environment_runs_no_step(ready_venv: Path, monkeypatch: pytest.Mo
 
 def test_changed_input_or_new_extra_is_not_ready(ready_venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert bootstrap.is_ready(ready_venv, {"dev"})
-    assert not bootstrap.is_ready(ready_venv, {"dev", "serve"})
+    assert not bootstrap.is_ready(ready_venv, {"dev", "sweep"})
     monkeypatch.setattr(bootstrap, "INPUTS", ("constraints.txt",))
     assert not bootstrap.is_ready(ready_venv, {"dev"})
 
@@ -63,9 +63,9 @@ def test_extras_of_the_last_set_up_are_kept(ready_venv: Path, monkeypatch: pytes
     commands: list[list[str]] = []
     monkeypatch.setattr(bootstrap, "run", lambda command, hint="": commands.append(command))
     monkeypatch.setattr(bootstrap, "install_model", lambda python: None)
-    assert bootstrap.main(["--venv", str(ready_venv), "--force", "--extras", "serve"]) == 0
-    assert commands[-1][-1] == ".[dev,serve]"
-    assert bootstrap.is_ready(ready_venv, {"dev", "serve"})
+    assert bootstrap.main(["--venv", str(ready_venv), "--force", "--extras", "sweep"]) == 0
+    assert commands[-1][-1] == ".[dev,sweep]"
+    assert bootstrap.is_ready(ready_venv, {"dev", "sweep"})
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere ziglang is a plain dependency")

@@ -226,9 +226,9 @@ import sys
 from pathlib import Path
 from labkit.course import runner
 from labkit.course.console import Console
-from labkit.course.cli import _terminate_as_interrupt
+from labkit.course.cli import terminate_as_interrupt
 folder, out = Path(sys.argv[1]), Path(sys.argv[2])
-with _terminate_as_interrupt():
+with terminate_as_interrupt():
     sys.exit(runner.run(runner.prepare(folder=folder, out=out, device="cpu"), Console()).exit_code)
 """
 

@@ -1,0 +1,8 @@
+"""The OpenAI-compatible server: ``labkit serve``.
+
+To read it in order: ``settings``, ``errors``, ``schemas`` (what may be asked), ``call`` (one HTTP request in
+the engine), ``loop`` (the engine's own thread), ``service`` (from a request to a call), ``answers`` (from a
+call to a body or a stream), ``completions`` and ``chat`` (the two shapes of an answer), ``app``, ``process``.
+Beside them: ``gate`` (keys and body sizes), ``door`` (how many at once), ``prompts``, ``logprobs``,
+``stream``, ``metrics``, ``status``.
+"""
