@@ -11,6 +11,7 @@ import pytest
 import torch
 from executor_cases import POLICIES, Checked, Reference, check_drawn_tokens, pool, prompts_of, run, step_model
 
+from labkit.bench.random_model import RandomModel, config_of
 from labkit.engine.chunk_graphs import ChunkGraphs
 from labkit.engine.engine import Engine
 from labkit.engine.executor import Row
@@ -50,6 +51,19 @@ def reference(head: str | None = None, kv_dtype: torch.dtype | None = None) -> R
     return Reference(model, kv_dtype=kv_dtype)
 
 
+@functools.cache
+def three_billion(kv_dtype: torch.dtype | None = None) -> Reference:
+    """The same of random weights of Qwen2.5-3B's shapes."""
+    if kv_dtype is not None:
+        return Reference(three_billion().layers, kv_dtype=kv_dtype)
+    random_model = RandomModel(config_of("qwen2.5-3b"), device="cuda")
+    products = Products.tensor_core(dense_from=None)
+    weights = random_model.step_weights(products)
+    model = StepModel(random_model.config, weights, max_context=CONTEXT, products=products)
+    model.load()
+    return Reference(model)
+
+
 def executor(
     head: str | None = None, kv_dtype: torch.dtype | None = None, *, num_blocks: int = 60, **options: Any
 ) -> Checked:
@@ -86,6 +100,25 @@ def test_no_policy_changes_a_bit(policy: str, concurrent: bool) -> None:
     assert len(parts(ours)[0].captured) > 0
     streams = engine.counters.prefill_decode_stream_overlap_steps
     assert (streams > 0) == (concurrent and policy in ("overlap", "ticks", "dynamic")) or policy == "adaptive"
+
+
+@pytest.mark.parametrize(("policy", "kv_dtype"), [*((one, None) for one in POLICIES), ("mixed", torch.int8)])
+def test_no_policy_changes_a_bit_of_three_billion(policy: str, kv_dtype: torch.dtype | None) -> None:
+    right = three_billion(kv_dtype)
+    kv = pool(right.layers, num_blocks=100, kv_dtype=kv_dtype)
+    ours = Checked(right.layers, kv=kv, chunk=64, max_batch=8)
+    ours.reference = right
+    prompts = prompts_of(7, right.layers.config.vocab_size, count=4, longest=110)
+    engine = Engine(ours, policy=policy)
+    requests = []
+    for prompt in prompts:
+        requests.append(engine.add_request(prompt, SamplingParams(max_tokens=10, ignore_eos=True)))
+        engine.step()
+        engine.step()
+    engine.run()
+    assert ours.differences == [] and ours.compared >= 40
+    for prompt, request in zip(prompts, requests, strict=True):
+        assert request.output_ids == right.tokens(prompt, 10)
 
 
 @pytest.mark.parametrize("seed", range(10))
