@@ -14,6 +14,7 @@ import typer
 
 from labkit import __version__
 from labkit.bench.cli import bench_app
+from labkit.classroom.cli import book, grade, release
 from labkit.course.cli import course, notebook_app
 from labkit.errors import InputError
 from labkit.rerun.cli import rerun, schedule
@@ -34,6 +35,9 @@ app.command("rerun")(rerun)
 app.command("schedule")(schedule)
 app.command("report")(report)
 app.command("serve")(serve)
+app.command("release")(release)
+app.command("grade")(grade)
+app.command("book")(book)
 
 Source = Annotated[
     str | None, typer.Option("--model", help="GGUF file, Hugging Face folder or labkit folder.")
