@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from labkit.cache.paged import PagedKV
-from labkit.cache.plan import MemoryPlan, plan
-from labkit.cache.weights import StoredWeight, weight_bytes
+from labkit.cache.plan import plan
+from labkit.cache.weights import StoredWeight, WeightBytes, weight_bytes
 from labkit.engine.executor_torch import DEFAULT_BATCH, DEFAULT_CHUNK, TorchExecutor
 from labkit.errors import InputError, require
 from labkit.models.decode_step import why_not
@@ -64,8 +64,22 @@ def executor_for(
     source: Any = decoder
     kernels = device.type == "cuda" and not options.get("invariant")
     kernels = kernels and not _why_no_kernels(decoder, max_context, block_size, kv_dtype)
-    chunk = options.get("chunk", DEFAULT_CHUNK)
-    bill = _bill(decoder, kernels, context=max_context, chunk=chunk, block_size=block_size, kv_dtype=kv_dtype)
+    size = _size(decoder)
+    kernels = kernels and size.step is not None  # group sizes that have no tiles
+    bill = plan(
+        config,
+        size,
+        free_memory(device),
+        context=max_context,
+        chunk=options.get("chunk", DEFAULT_CHUNK),
+        block_size=block_size,
+        dtype=decoder.dtype,
+        kv_dtype=kv_dtype,
+        device=device.type,
+        graphs=kernels,
+        capability=_capability(device),
+        measured=True,
+    )
     bill.require_fits()
     if kernels:
         products = Products.tensor_core(dense_from=None)
@@ -111,25 +125,15 @@ def _why_no_kernels(decoder: Any, max_context: int, block_size: int, kv_dtype: t
     return ""
 
 
-def _bill(
-    decoder: Any, kernels: bool, *, context: int, chunk: int, block_size: int, kv_dtype: torch.dtype | None
-) -> MemoryPlan:
-    """What one sequence needs beside the weights, which are there already."""
-    config, device, dtype = decoder.config, decoder.device, decoder.dtype
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+def _size(decoder: Any) -> WeightBytes:
+    """What is to be made beside the weights, which are there already."""
     stored = [StoredWeight.of(name, weight) for name, weight in decoder.named_weights()]
-    size = weight_bytes(config, stored, device=device.type, dtype=dtype, capability=capability)
-    return plan(
-        config,
-        replace(size, parts=(), loading=0),
-        free_memory(device),
-        context=context,
-        chunk=chunk,
-        block_size=block_size,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        device=device.type,
-        graphs=kernels,
-        capability=capability,
-        measured=True,
+    device = decoder.device
+    found = weight_bytes(
+        decoder.config, stored, device=device.type, dtype=decoder.dtype, capability=_capability(device)
     )
+    return replace(found, parts=(), loading=0)
+
+
+def _capability(device: torch.device) -> tuple[int, int] | None:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
