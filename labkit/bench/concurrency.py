@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from labkit.bench import serving, stages, traces
@@ -117,27 +116,14 @@ def run(options: Options, command: str, report: Report = print, stage: Stage | N
         The record; ``complete`` is False when Ctrl-C ended the run.
     """
     stage = stage or stages.make(options.where, options.need, model=options.model, report=report)
-    name = "smollm2" if options.where == "cpu" else options.model
-    parameters = asdict(options) | {
-        "policies": [spec.label for spec in options.policies],
-        "baseline": options.baseline.label,
-    }
-    record = serving.begin(f"concurrency-{name}", stage, command, parameters)
-    began, answers = time.monotonic(), Answers()
-    try:
+    answers = Answers()
+    with serving.recording("concurrency", options, options.policies, stage, command) as record:
         scale = _warm(options, stage, report)
         record.parameters |= {"baseline_gap_s": scale.gap, "baseline_step_s": scale.step}
-        if not stage.executor.lanes:
-            record.notes.append("one lane: overlap on and off are the same, and run once")
         for clients in options.clients:
             _cells(options, stage, record, answers, scale, clients, report)
         if options.peers:
             _peers(options, stage, record, report)
-    except KeyboardInterrupt:
-        record.complete = False
-        record.notes.append("interrupted: the entries are those that were done")
-    record.parameters["seconds"] = round(time.monotonic() - began, 1)
-    serving.clock(record, stage, "after")
     return record
 
 

@@ -11,9 +11,8 @@ Gaps "beside" are those of the streams in which prefill work ran; "steady" the r
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import pairwise
 
 from labkit.bench import serving, stages, timeline, traces
@@ -46,29 +45,14 @@ def run(options: Options, command: str, report: Report = print, stage: Stage | N
         The record; ``complete`` is False when Ctrl-C ended the run.
     """
     stage = stage or stages.make(options.where, options.need, model=options.model, report=report)
-    parameters = asdict(options) | {
-        "policies": [spec.label for spec in options.cells],
-        "baseline": options.baseline.label,
-    }
-    record = serving.begin(f"jitter-{_name(options)}", stage, command, parameters)
-    began = time.monotonic()
     runs: Runs = {}
     answers = Answers()
-    try:
+    with serving.recording("jitter", options, options.cells, stage, command) as record:
         _run_cells(options, stage, record, runs, report)
-    except KeyboardInterrupt:
-        record.complete = False
-        record.notes.append("interrupted: the entries are those that were done")
     for (part, spec, overlap), found in runs.items():
         record.entries.append(_entry(options, stage, record, answers, part, spec, overlap, found))
         report(sentence(record.entries[-1]))
-    record.parameters["seconds"] = round(time.monotonic() - began, 1)
-    serving.clock(record, stage, "after")
     return record
-
-
-def _name(options: Options) -> str:
-    return "smollm2" if options.where == "cpu" else options.model
 
 
 def _run_cells(options: Options, stage: Stage, record: Record, runs: Runs, report: Report) -> None:
@@ -87,8 +71,6 @@ def _run_cells(options: Options, stage: Stage, record: Record, runs: Runs, repor
     record.parameters |= {"baseline_gap_s": known.scale.gap, "baseline_step_s": known.scale.step}
     record.parameters |= {"baseline_prompt_tok_s": known.prompt_rate}
     pairs = with_overlap(options.cells, options.overlap, lanes=stage.executor.lanes)
-    if not stage.executor.lanes:
-        record.notes.append("one lane: overlap on and off are the same, and run once")
     if stage.on_gpu:
         for spec in options.cells:
             with contextlib.suppress(Exception):  # it is said below, where it counts

@@ -8,9 +8,8 @@ or requests a second. Every policy and every rate must give the same tokens.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from labkit.bench import serving, stages, traces
@@ -126,14 +125,8 @@ def run(options: Options, command: str, report: Report = print, stage: Stage | N
         The record; ``complete`` is False when Ctrl-C ended the run.
     """
     stage = stage or stages.make(options.where, options.need, model=options.model, report=report)
-    name = "smollm2" if options.where == "cpu" else options.model
-    parameters = asdict(options) | {
-        "policies": [spec.label for spec in options.policies],
-        "baseline": options.baseline.label,
-    }
-    record = serving.begin(f"serving-{name}", stage, command, parameters)
-    began, answers = time.monotonic(), Answers()
-    try:
+    answers = Answers()
+    with serving.recording("serving", options, options.policies, stage, command) as record:
         known = _warm(options, stage, report)
         bounds = _bounds(options, known)
         record.parameters |= {"ttft": bounds.ttft, "tpot": bounds.tpot, "gap": bounds.max_gap}
@@ -142,17 +135,10 @@ def run(options: Options, command: str, report: Report = print, stage: Stage | N
             "alone_ttft_s": known.ttft,
             "alone_tpot_s": known.tpot,
         }
-        if not stage.executor.lanes:
-            record.notes.append("one lane: overlap on and off are the same, and run once")
         record.notes.append("arrivals: a Poisson process from the seed, the same for every policy; open loop")
         for table, value in options.arrivals:
             rate = value if options.rates else value * known.capacity
             _cells(options, stage, record, answers, known, bounds, table, rate, report)
-    except KeyboardInterrupt:
-        record.complete = False
-        record.notes.append("interrupted: the entries are those that were done")
-    record.parameters["seconds"] = round(time.monotonic() - began, 1)
-    serving.clock(record, stage, "after")
     return record
 
 

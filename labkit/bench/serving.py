@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from typing import Any
@@ -46,6 +48,32 @@ def begin(name: str, stage: Stage, command: str, parameters: dict[str, Any]) -> 
     )
     clock(record, stage, "before")
     return record
+
+
+@contextmanager
+def recording(
+    name: str, options: Any, specs: Sequence[PolicySpec], stage: Stage, command: str
+) -> Iterator[Record]:
+    """A record while its cells run; Ctrl-C ends them, and what was done is kept (``complete`` is False).
+
+    Args:
+        name: of the benchmark; the model's is put behind it.
+        options: a benchmark's own, with ``where``, ``model`` and ``baseline``; they become parameters.
+        specs: policies in the order of the cells.
+    """
+    model = "smollm2" if options.where == "cpu" else options.model
+    labels = {"policies": [spec.label for spec in specs], "baseline": options.baseline.label}
+    record = begin(f"{name}-{model}", stage, command, asdict(options) | labels)
+    if not stage.executor.lanes:
+        record.notes.append("one lane: overlap on and off are the same, and run once")
+    began = time.monotonic()
+    try:
+        yield record
+    except KeyboardInterrupt:
+        record.complete = False
+        record.notes.append("interrupted: the entries are those that were done")
+    record.parameters["seconds"] = round(time.monotonic() - began, 1)
+    clock(record, stage, "after")
 
 
 def clock(record: Record, stage: Stage, when: str) -> None:
