@@ -28,6 +28,8 @@ TABLE = "attention"
 OURS = "paged"
 FUSED = "paged_fused"
 """The decode step's launch, rope and append included."""
+TALL = "paged_tall"
+"""The prefill in tall tiles."""
 TOLERANCE = 2.0
 _EMULATED = {"context": 150, "batch": 2, "chunk": 20}
 
@@ -188,6 +190,11 @@ def _case(options: Options, case: Case, record: Record, report: Report) -> None:
                 name = name.replace(OURS, FUSED, 1)
                 same = torch.equal(fused[0](), step.apart(pools[0]))
                 _contender(name, kind, case, record, pools, fused, entries, ready, same)
+        if case.chunk > 1:
+            step = Step.new(case, kind, "cuda")
+            tall = [step.call(pool, tall=True) for pool in pools]
+            same = torch.equal(tall[0](), step.call(pools[0])())
+            _contender(TALL, kind, case, record, pools, tall, entries, ready, same)
         if kind == "fp16" and options.peers:
             calls = [sdpa_call(pool) for pool in pools]
             _contender(SDPA, kind, case, record, pools, calls, entries, ready)
@@ -218,7 +225,7 @@ def _contender(
     if same is None:
         same = _right(entry, case, pools[0], calls[0])
     elif not same:
-        entry.status, entry.note = "wrong", "other bits than rope_append and the plain kernel"
+        entry.status, entry.note = "wrong", "other bits than the kernel that is checked"
     if not same:
         return
     us = timing.rough_us(calls[0], timing.EventClock())
@@ -254,10 +261,14 @@ def _on_cpu(options: Options, record: Record, report: Report) -> None:
     }
     for case in small:
         for kind in options.formats:
+            pool = Pool.new(case, kind, "cpu", 0)
+            calls = {}
             for planned in _plans(options):
-                pool = Pool.new(case, kind, "cpu", 0)
-                call = Step.new(case, kind, "cpu", planned).call(pool)
                 name = OURS if planned is None else f"{OURS} {planned.fine}/{planned.coarse}"
+                calls[name] = Step.new(case, kind, "cpu", planned).call(pool)
+            if case.chunk > 1:
+                calls[TALL] = Step.new(case, kind, "cpu").call(pool, tall=True)
+            for name, call in calls.items():
                 entry = _entry(name, case, kind)
                 record.entries.append(entry)
                 if _right(entry, case, pool, call):

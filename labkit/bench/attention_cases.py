@@ -143,12 +143,12 @@ class Step:
         lengths = [case.context - case.chunk] * case.batch
         return cls(int32(lengths), int32(list(starts)), int32(tiles), scratch)
 
-    def call(self, pool: Pool) -> Callable[[], Tensor]:
-        """Attention on one copy."""
+    def call(self, pool: Pool, *, tall: bool = False) -> Callable[[], Tensor]:
+        """Attention on one copy; ``tall``: in tall tiles."""
         out = torch.empty_like(pool.q)
         return lambda: paged.paged_attention(
             pool.q, pool.layer, pool.tables, self.lengths, self.starts, self.tiles,
-            max_context=pool.case.context, out=out, scratch=self.scratch,
+            max_context=pool.case.context, out=out, scratch=self.scratch, tall=tall,
         )  # fmt: skip
 
     def fused(self, pool: Pool) -> Callable[[], Tensor]:

@@ -11,7 +11,7 @@ from labkit.tables import Table, table
 PREFIX = "attention "
 """Of the names of its tables; the model's key follows."""
 
-OURS, FUSED, SDPA = "paged", "paged_fused", "sdpa_gathered"
+OURS, FUSED, TALL, SDPA = "paged", "paged_fused", "paged_tall", "sdpa_gathered"
 _COPY = "copy_gb_s"
 
 
@@ -44,20 +44,21 @@ def _table(record: Record, here: list[Entry], title: str, chunk: int) -> Table:
         peer = found.get((SDPA, "fp16"))
         row["int8"] = _ratio(ours, small)
         row["sdpa"] = _ratio(peer, ours)
+        row["tall"] = _ratio(peer, found.get((TALL, "fp16")))
         rows.append(row)
     columns = {"batch": "batch", "context": "context"}
-    formats = {"int8": ".2f", "sdpa": ".2f"}
+    formats = {"int8": ".2f", "sdpa": ".2f", "tall": ".2f"}
     for name in names:
         key = _key(name)
         columns |= {key: key, key + " copy": "% of copy"}
         formats |= {key: ".1f", key + " copy": ".0f"}
-    columns |= {"int8": "fp16 / int8", "sdpa": "SDPA / paged"}
+    columns |= {"int8": "fp16 / int8", "sdpa": "SDPA / paged", "tall": "SDPA / tall tiles"}
     columns = {key: words for key, words in columns.items() if any(row.get(key) is not None for row in rows)}
     return table(rows, columns, caption=f"{title}: µs a call", formats=formats)
 
 
 def _key(name: tuple[str, str]) -> str:
-    words = {OURS: "paged", FUSED: "fused step", SDPA: "SDPA, gathered"}
+    words = {OURS: "paged", FUSED: "fused step", TALL: "tall tiles", SDPA: "SDPA, gathered"}
     contender, _, plan = name[0].partition(" ")
     return " ".join(filter(None, (words.get(contender, contender), plan, name[1])))
 

@@ -26,7 +26,7 @@
 //
 // Order. The rows of a product are pairs of a query and a head. A turn is TURN tokens, a tile of TILE tokens
 // a warp. A split is one turn, beyond FINE_TURNS turns it is COARSE of them: a warp adds up its tiles in
-// ascending order, then the warps are added in ascending order, then the splits, one after the other, into a
+// ascending order, then the warps are added one after the other, then the splits one after the other, into a
 // running total. Which token goes where depends on its position alone. Whether one block walks over all or
 // many leave partial results for the last to arrive changes no bit; nor do the other rows of the product:
 // a token beyond a query's position is masked, and a split without tokens is passed over.
@@ -214,12 +214,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_attention(
                 for (int i = 0; i < 4 * BLOCKS64; ++i) {
                     acc[h][i][0] = acc[h][i][1] = acc[h][i][2] = acc[h][i][3] = 0.f;
                 }
-                sums.largest[h] = MINUS_INFINITY;
-                sums.sum[h] = 0.f;
-#if KV_INT8
-                sums.unit[h] = 0x1p-100f;
-#endif
             }
+            clear(sums);
         }
         if (first <= last) {  // the whole warp
 #if FUSED
@@ -241,7 +237,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_attention(
             unsigned weight[ROW_TILES][GROUPS8];
             float rescale[ROW_TILES];
             const bool moved =
-                find_weights(weight, rescale, sums, score, tile, first + 2 * q, limit, scale_log2);
+                find_weights(weight, rescale, sums, score, tile.scales, first + 2 * q, limit, scale_log2);
             if (!fresh && __any_sync(0xffffffffu, moved)) {  // else all factors are one
                 scale_rows(acc, rescale, q);
             }
@@ -314,17 +310,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_attention(
 #pragma unroll
             for (int h = begin; h < begin + OUT_TILES; ++h) {
                 const int of_tile = 8 * h + threadIdx.x % 8;  // the row of all of this thread's items
-                float top = warp_max[of_tile];
-#pragma unroll
-                for (int w = 1; w < WARPS; ++w) {
-                    top = fmaxf(top, warp_max[w * ROWS_PADDED + of_tile]);
-                }
-                const float base = top == MINUS_INFINITY ? 0.f : top;
-                float factor[WARPS], all = 0.f;
+                float top = MINUS_INFINITY, all = 0.f;
+                Factors of_warp[WARPS];
 #pragma unroll
                 for (int w = 0; w < WARPS; ++w) {
-                    factor[w] = exp2_approx(__fadd_rn(warp_max[w * ROWS_PADDED + of_tile], -base));
-                    all = __fmaf_rn(warp_sum[w * ROWS_PADDED + of_tile], factor[w], all);
+                    const int at = w * ROWS_PADDED + of_tile;
+                    of_warp[w] = add_sum(top, all, warp_max[at], warp_sum[at]);
                 }
                 const bool first_split = !prefix || split == 0;
                 Factors by = {0.f, 1.f};
@@ -344,16 +335,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_attention(
                     float4 value = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
                     for (int w = 0; w < WARPS; ++w) {
-                        value.x = __fmaf_rn(cell[w * CELLS], factor[w], value.x);
-                        value.y = __fmaf_rn(cell[w * CELLS + 64], factor[w], value.y);
-                        value.z = __fmaf_rn(cell[w * CELLS + 128], factor[w], value.z);
-                        value.w = __fmaf_rn(cell[w * CELLS + 192], factor[w], value.w);
+                        const float* of = cell + w * CELLS;
+                        add_part(value, make_float4(of[0], of[64], of[128], of[192]), of_warp[w]);
                     }
                     float4* so_far = reinterpret_cast<float4*>(running) + h * ITEMS + item;
                     if (!first_split) {
                         const float4 of_split = value;
                         value = *so_far;
-                        add_split(value, of_split, by);
+                        add_part(value, of_split, by);
                     }
                     if (prefix && !done) {
                         *so_far = value;

@@ -39,6 +39,7 @@ from labkit.kernels.paged_plan import (
     splits,
     warps,
 )
+from labkit.kernels.paged_prefill import prefill_launch
 from labkit.kernels.rmsnorm import ACTIVATIONS
 from labkit.kernels.rope_append import rope_append, rope_launch, rope_source
 from labkit.kernels.source import KernelSource
@@ -107,6 +108,7 @@ def paged_attention(
     out: Tensor | None = None,
     scratch: Scratch | None = None,
     planned: Plan | None = None,
+    tall: bool = False,
 ) -> Tensor:
     """New tokens attend to their row's cached tokens, themselves included: any mix of chunks and decode rows.
 
@@ -124,6 +126,8 @@ def paged_attention(
         out: [T, H D] to write; a new tensor by default.
         scratch: see :meth:`Scratch.new`, for n tiles; made here by default.
         planned: the launch's choice; by default the scratch's, or :func:`plan`.
+        tall: in the tall tiles of :mod:`labkit.kernels.paged_prefill`, which need neither ``tiles`` nor
+            scratch; the same bits.
 
     Returns:
         [T, H D].
@@ -131,13 +135,13 @@ def paged_attention(
     Raises:
         InputError: a shape, dtype, device, head width, group or block size that does not fit, by name.
     """
-    out = torch.empty_like(q) if out is None and isinstance(q, Tensor) else out
+    if out is None:
+        out = torch.empty_like(q) if isinstance(q, Tensor) else q
     launch = attention_launch(
-        q, layer, block_tables, lengths, query_starts, tiles, max_context, out, scratch, planned
+        q, layer, block_tables, lengths, query_starts, tiles, max_context, out, scratch, planned, tall
     )
-    if tiles.shape[0]:
+    if q.shape[0] and (tall or tiles.shape[0]):
         launch.run()
-    assert out is not None
     return out
 
 
@@ -149,9 +153,10 @@ def attention_launch(
     query_starts: Tensor,
     tiles: Tensor,
     max_context: int,
-    out: Tensor | None,
+    out: Tensor,
     scratch: Scratch | None = None,
     planned: Plan | None = None,
+    tall: bool = False,
 ) -> Launch:
     """The launch of :func:`paged_attention`."""
     kv_heads, head_dim = layer.kv_heads, layer.head_dim
@@ -170,6 +175,9 @@ def attention_launch(
         ("out", out, q.dtype, tuple(q.shape)),
     )
     _fits_tables("max_context", max_context, block_tables, layer)
+    if tall:
+        require(planned is None, "planned", planned, "None where tiles are tall: one block walks over a row")
+        return prefill_launch(q, layer, block_tables, lengths, query_starts, max_context, out)
     # A tile a token: rows of one token each, which need no more than their own heads.
     queries = 1 if count == q.shape[0] else query_tile(group)
     units = count * kv_heads

@@ -2,31 +2,6 @@
 #pragma once
 #include "paged_tile.cuh"
 
-// What a split adds to a row's running total. One without tokens has the sum zero and changes nothing.
-struct Factors {
-    float total, split;
-};
-
-__device__ __forceinline__ Factors add_sum(float& most, float& sum, float of_split, float weight)
-{
-    const float both = fmaxf(most, of_split), base = both == MINUS_INFINITY ? 0.f : both;
-    Factors by = {exp2_approx(__fadd_rn(most, -base)), exp2_approx(__fadd_rn(of_split, -base))};
-    const bool none = weight == 0.f;
-    by.total = none ? 1.f : by.total;
-    by.split = none ? 0.f : by.split;
-    sum = __fmaf_rn(weight, by.split, __fmul_rn(sum, by.total));
-    most = none ? most : both;
-    return by;
-}
-
-__device__ __forceinline__ void add_split(float4& total, const float4& value, const Factors& by)
-{
-    total.x = __fmaf_rn(value.x, by.split, __fmul_rn(total.x, by.total));
-    total.y = __fmaf_rn(value.y, by.split, __fmul_rn(total.y, by.total));
-    total.z = __fmaf_rn(value.z, by.split, __fmul_rn(total.z, by.total));
-    total.w = __fmaf_rn(value.w, by.split, __fmul_rn(total.w, by.total));
-}
-
 // Writes an item, divided by its row's sum.
 __device__ __forceinline__ void store_item(
     activation_t* out_of_tile, int heads, int row_tile, int item, int rows, const float4& value, float sum)
@@ -40,11 +15,6 @@ __device__ __forceinline__ void store_item(
         const size_t of_query = static_cast<size_t>(row / GROUP) * heads + row % GROUP;
         *reinterpret_cast<uint2*>(out_of_tile + of_query * HEAD_DIM + column) = words;
     }
-}
-
-__device__ __forceinline__ int split_of(int turn)
-{
-    return turn < FINE_TURNS ? turn : FINE_TURNS + (turn - FINE_TURNS) / COARSE;
 }
 
 // Partial results of a row and head, place 0 and `next_split` to before `behind`, all threads at work.
@@ -85,7 +55,7 @@ __device__ __forceinline__ void merge_splits(
                     const Factors by = add_sum(top, all, of_split[i], weight[i]);
 #pragma unroll
                     for (int k = 0; k < THREAD_ITEMS; ++k) {
-                        add_split(value[k], next[i][k], by);
+                        add_part(value[k], next[i][k], by);
                     }
                 }
             }

@@ -1,10 +1,7 @@
 // Shape of a block of paged_attention.cu and of the tile that a warp of it holds in registers, and its loads.
 #pragma once
-#include "paged_head.cuh"
+#include "paged_order.cuh"
 
-#ifndef GROUP  // query heads a key/value head
-#define GROUP 8
-#endif
 #ifndef QUERIES  // queries of a row that a block takes together
 #define QUERIES 1
 #endif
@@ -15,25 +12,14 @@
 #define VALUES_EARLY (KV_INT8 || GROUP * QUERIES <= 8 || HEAD_DIM <= 64)
 #endif
 
-// INT8 pieces are half as long: more warps with shorter tiles take half the registers a warp.
-#ifndef WARPS
-#define WARPS (KV_INT8 ? 8 : 4)
-#endif
-#ifndef TILE
-#define TILE (KV_INT8 ? 16 : 32)
-#endif
 #ifndef BLOCKS  // on a multiprocessor: what the registers are cut to
 #define BLOCKS (GROUP * QUERIES > 8 ? 8 / WARPS : !KV_INT8 && HEAD_DIM <= 64 ? 3 : 2)
 #endif
 
-#define TURN (WARPS * TILE)
-#define FINE_TURNS 16
-#define COARSE 4
 #define THREADS (32 * WARPS)
 #define ROWS (GROUP * QUERIES)
 #define ROW_TILES ((ROWS + 7) / 8)
 #define ROWS_PADDED (8 * ROW_TILES)
-#define CHUNKS ((HEAD_DIM + 31) / 32)    // of 32 columns: a lane's piece of a key
 #define BLOCKS64 ((HEAD_DIM + 63) / 64)  // of 64 columns: a lane's piece of a value
 #define Q_PITCH (32 * CHUNKS + (CHUNKS % 2 ? 0 : 32))  // rows 64 bytes apart modulo 128: no bank conflict
 #define ITEMS (BLOCKS64 * 128)           // an item is 4 neighbouring columns of one of 8 rows
@@ -42,7 +28,6 @@
 #define WHOLE_ITEMS (ITEMS % THREADS == 0)  // every thread has as many
 #define OUT_TILES (ROW_TILES * WARPS <= 8 ? ROW_TILES : 1)  // row tiles that lie in shared memory at once
 #define AT_ONCE (ROW_TILES == 1 ? 8 : 4)  // partial results that the last block has on their way
-#define GROUPS8 (TILE / 8)               // of 8 tokens
 #define EARLY_KEYS (VALUES_EARLY ? GROUPS8 : FUSED ? 1 : GROUPS8 / 2)  // that do not wait for the values' use
 #define IDS (BLOCK_SIZE >= TILE ? 1 : TILE / BLOCK_SIZE)  // blocks that a tile touches
 #define ROUNDS ((GROUP + 2 + WARPS - 1) / WARPS)  // heads of the new token that a warp takes
@@ -53,9 +38,7 @@ static_assert(!FUSED || QUERIES == 1, "FUSED takes one query a row");
 struct Tile {
     piece_t key[GROUPS8][CHUNKS];
     piece_t value[2 * GROUPS8][BLOCKS64];
-#if KV_INT8
-    float2 key_scale[GROUPS8], value_scale[GROUPS8];
-#endif
+    TileScales scales;
 };
 
 // Where a lane finds a tile: a block's place is its id times the stride, in elements.
@@ -168,13 +151,13 @@ __device__ __forceinline__ void load_keys(
                 tile.key[t][c] = zero_piece();
             }
 #if KV_INT8
-            tile.key_scale[t] = make_float2(0.f, 0.f);
+            tile.scales.key[t] = make_float2(0.f, 0.f);
 #endif
         }
         return;
     }
 #if KV_INT8
-    load_scales(tile.key_scale, cache.key_scales, cache.scale_stride, ids, first, filled, q);
+    load_scales(tile.scales.key, cache.key_scales, cache.scale_stride, ids, first, filled, q);
 #endif
 }
 
@@ -202,13 +185,13 @@ __device__ __forceinline__ void load_values(
                 tile.value[t][b] = zero_piece();
             }
 #if KV_INT8
-            tile.value_scale[t / 2] = make_float2(0.f, 0.f);
+            tile.scales.value[t / 2] = make_float2(0.f, 0.f);
 #endif
         }
         return;
     }
 #if KV_INT8
-    load_scales(tile.value_scale, cache.value_scales, cache.scale_stride, ids, first, filled, q);
+    load_scales(tile.scales.value, cache.value_scales, cache.scale_stride, ids, first, filled, q);
 #endif
 }
 
@@ -252,12 +235,12 @@ __device__ __forceinline__ void put_key(
         }
 #if KV_INT8
         if (8 * t + 2 * q == at) {
-            tile.key_scale[t].x = new_scales[0];
-            tile.value_scale[t].x = new_scales[1];
+            tile.scales.key[t].x = new_scales[0];
+            tile.scales.value[t].x = new_scales[1];
         }
         if (8 * t + 2 * q + 1 == at) {
-            tile.key_scale[t].y = new_scales[0];
-            tile.value_scale[t].y = new_scales[1];
+            tile.scales.key[t].y = new_scales[0];
+            tile.scales.value[t].y = new_scales[1];
         }
 #endif
     }

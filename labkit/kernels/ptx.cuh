@@ -10,6 +10,7 @@
 //   load_early_16, _8      a load that is not moved down to its use
 //   grid_dependency_wait, _release  programmatic dependent launch (sm_90): what may run beside the kernel ahead
 //   exp2_approx            2^x in one instruction
+//   pinned                 a value that is kept in a register
 //   lop3<table>, prmt      any logic function of three words; any four of eight bytes
 #pragma once
 #include <cuda_fp16.h>
@@ -317,6 +318,15 @@ LAB_FN float exp2_approx(float x)
     asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
     return y;
 #endif
+}
+
+// x, of which the compiler does not know how it came about: it is kept, not computed anew at every use.
+LAB_FN unsigned pinned(unsigned x)
+{
+#ifndef __CUEMU__
+    asm volatile("" : "+r"(x));
+#endif
+    return x;
 }
 
 // ---- bits

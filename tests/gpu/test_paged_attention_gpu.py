@@ -10,6 +10,7 @@ import torch
 from paged_cases import paged_case
 
 from labkit.kernels import paged_attention as paged
+from labkit.kernels import paged_prefill
 from labkit.kernels.paged_layer import PagedLayer
 
 pytestmark = pytest.mark.gpu
@@ -45,6 +46,29 @@ def test_a_value_that_is_no_number_shows_from_its_token_on_alone(
         for history in (0, 25, 700):
             case = paged_case(shape, ((history, 50), (40, 3)), dtype=dtype, device="cuda")
             cases.check_odd_value(case, odd)
+
+
+@pytest.mark.parametrize("shape", cases.SHAPES)
+@pytest.mark.parametrize(("dtype", "int8"), KV)
+def test_tall_tiles_have_the_same_bits(shape: tuple[int, int, int], dtype: torch.dtype, int8: bool) -> None:
+    rows = ((5, 9), (140, 70), (0, 1), (0, 600), (1900, 300), (5000, 64))
+    for block_size in (8, 16, 64):
+        options = {"dtype": dtype, "int8": int8, "block_size": block_size, "device": "cuda"}
+        cases.check_tall(paged_case(shape, rows, **options))
+    cases.check_tall(
+        paged_case(shape, tuple((40 * i, 1 + 3 * i) for i in range(70)), dtype=dtype, device="cuda")
+    )
+
+
+@pytest.mark.parametrize("shape", cases.SHAPES)
+@pytest.mark.parametrize("odd", [cases.NAN, float("inf")])
+def test_tall_tiles_show_a_value_that_is_no_number_from_its_token_on(
+    shape: tuple[int, int, int], odd: float
+) -> None:
+    for dtype in cases.DTYPES:
+        for history in (0, 127, 2500):
+            case = paged_case(shape, ((history, 50), (40, 13)), dtype=dtype, device="cuda")
+            cases.check_odd_value(case, odd, tall=True)
 
 
 @pytest.mark.parametrize("block_size", [8, 16, 32, 64])
@@ -138,6 +162,7 @@ def test_registers_are_those_of_the_compiled_code_and_nothing_spills() -> None:
         sources = [paged.source(torch.float16, 128, group, 16, int8=int8, fused=True) for group in (7, 8, 16)]
         sources += [paged.source(torch.float16, 128, 8, 16, int8=int8, queries=2)]
         sources += [paged.rope_source(torch.float16, 128, 16, int8=int8)]
+        sources += [paged_prefill.source(torch.float16, 128, group, 16, int8=int8) for group in (1, 7, 8)]
         for source in sources:
             kernel = runner.load(source, "cuda")
             assert kernel.local_bytes == 0 and kernel.registers <= stated_registers(source)

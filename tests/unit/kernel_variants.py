@@ -7,7 +7,7 @@ import itertools
 
 import torch
 
-from labkit.kernels import greedy, paged_attention, rmsnorm
+from labkit.kernels import greedy, paged_attention, paged_prefill, rmsnorm
 from labkit.kernels.seed import launch as seed
 from labkit.kernels.source import KernelSource, find_source, kernel_files
 from labkit.kernels.tensor_core import rule
@@ -54,11 +54,14 @@ def paged_variants(full: bool = False) -> list[KernelSource]:
         found.append(paged_attention.source(bfloat, 128, 8, 16, int8=int8, fused=True, qk_norm=True))
         found.append(paged_attention.source(half, 128, 8, 16, int8=int8, queries=2))
         found.append(paged_attention.rope_source(bfloat, 128, 16, int8=int8, qk_norm=True))
+        found.append(paged_prefill.source(half, 128, 7, 16, int8=int8))
         if full:
             for head_dim, group, block_size in ((64, 7, 8), (80, 16, 64), (96, 16, 8), (128, 7, 64)):
                 options = {"int8": int8, "fused": group == 7}
                 found.append(paged_attention.source(half, head_dim, group, block_size, **options))
             found.append(paged_attention.source(half, 64, 3, 16, int8=int8, queries=5))
+            found.append(paged_prefill.source(bfloat, 80, 16, 8, int8=int8))
+            found.append(paged_prefill.source(half, 64, 3, 64, int8=int8))
     return found
 
 

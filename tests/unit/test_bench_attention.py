@@ -62,11 +62,22 @@ def test_a_run_on_the_cpu_is_emulated(tmp_path: Path) -> None:
     assert again.entries == record.entries and "emulated" in report.text(again)
 
 
+def test_a_chunk_is_taken_in_tall_tiles_as_well() -> None:
+    options = attention.Options(("smollm2-135m",), context=(60,), batch=(1,), chunk=(30,))
+    record = attention.run(options, "", lambda line: None)
+    found = {(e.contender, e.format): e for e in record.entries}
+    assert set(found) == {(name, kind) for name in ("paged", "paged_tall") for kind in FORMATS}
+    for kind in FORMATS:
+        plain, tall = found["paged", kind], found["paged_tall", kind]
+        assert tall.status == "emulated" and tall.error == plain.error, "the same bits have the same error"
+        assert tall.counts["faults"] == 0 and tall.counts["bytes"] < plain.counts["bytes"]
+
+
 def test_wrong_results_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Step.call
 
-    def broken(self: Step, pool: Pool) -> Any:
-        call = right(self, pool)
+    def broken(self: Step, pool: Pool, **options: Any) -> Any:
+        call = right(self, pool, **options)
         return lambda: call() + 1
 
     monkeypatch.setattr(Step, "call", broken)

@@ -1,0 +1,74 @@
+"""The tall-tile launch of attention over paged keys and values: paged_prefill.cu, for chunks of a prompt.
+
+Same order of every sum as paged_attention.cu, so the same bits; a matter of speed alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.kernels.launch import Launch
+from labkit.kernels.paged_layer import PagedLayer
+from labkit.kernels.paged_plan import TURN, warps
+from labkit.kernels.rmsnorm import ACTIVATIONS
+from labkit.kernels.source import KernelSource
+
+FILE = "paged_prefill.cu"
+
+WARPS = 4
+"""Of a block; each has 16 pairs of a query and a head."""
+
+SLOTS = 4
+"""Units of keys or values in a block's ring."""
+
+
+@functools.lru_cache(maxsize=256)
+def source(
+    dtype: torch.dtype, head_dim: int, group: int, block_size: int, *, int8: bool = False
+) -> KernelSource:
+    """The kernel for one set of constants."""
+    defines = {"ACTIVATION": ACTIVATIONS[dtype], "HEAD_DIM": head_dim, "GROUP": group}
+    defines |= {"BLOCK_SIZE": block_size, "KV_INT8": int(int8), "BLOCK_WARPS": WARPS, "SLOTS": SLOTS}
+    return KernelSource(FILE, "paged_prefill", defines)
+
+
+def queries(group: int) -> int:
+    """Queries of one row that a block takes together."""
+    return 16 * WARPS // group
+
+
+def shared_bytes(head_dim: int, *, int8: bool = False) -> int:
+    """Dynamic shared memory of a block: the ring, running totals, factors, places (SHARED of the kernel)."""
+    chunks, size = -(-head_dim // 32), 1 if int8 else 2
+    key = 32 * (32 * chunks + (0 if chunks % 2 else 32)) * size + (256 if int8 else 0)
+    value = TURN * (48 if int8 else 40) * size
+    factors = (4 if int8 else 3) * warps(int8) * 16 * 4
+    query, running = 2 * chunks * 32 * 16, 4 * 16 * 32 * chunks
+    return SLOTS * max(key, value) + WARPS * (running + query + factors) + 8 * TURN
+
+
+def prefill_launch(
+    q: Tensor,
+    layer: PagedLayer,
+    block_tables: Tensor,
+    lengths: Tensor,
+    query_starts: Tensor,
+    max_context: int,
+    out: Tensor,
+) -> Launch:
+    """The launch; arguments as :func:`labkit.kernels.paged_attention.attention_launch` has checked them."""
+    group = q.shape[1] // (layer.kv_heads * layer.head_dim)
+    rows = block_tables.shape[0]
+    kernel = source(q.dtype, layer.head_dim, group, layer.block_size, int8=layer.quantised)
+    scale = math.log2(math.e) / math.sqrt(layer.head_dim)
+    args: list[Any] = [q, layer.keys, layer.values, layer.key_scales, layer.value_scales, block_tables, lengths]
+    args += [query_starts, out, rows, layer.kv_heads, block_tables.shape[1], max_context, scale]
+    # As many tiles as rows of these tokens can have, however long each is: the lengths are on the device.
+    grid = (q.shape[0] // queries(group) + rows, layer.kv_heads)
+    shared = shared_bytes(layer.head_dim, int8=layer.quantised)
+    return Launch(kernel, grid, (32 * WARPS,), args, q.device, shared_bytes=shared)
