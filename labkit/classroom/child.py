@@ -14,6 +14,7 @@ import json
 import linecache
 import os
 import sys
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 _TEXT = 400
 _FILE_BYTES = 256 << 20
+_AFTER = 60
 
 
 class Channel:
@@ -53,6 +55,7 @@ def main() -> None:
     sys.path.insert(0, str(ROOT))
     from labkit.classroom import walls
 
+    walls.keep_orphans()
     stands = walls.build([own, Path(os.devnull)])
     try:
         judged = _judge(request, own, channel, stands)
@@ -61,6 +64,9 @@ def main() -> None:
         judged = False
     if judged:
         channel.send(event="end")
+        time.sleep(
+            _AFTER
+        )  # to be ended by the parent: what an answer has left behind is its child until then
     os._exit(0)
 
 
@@ -100,6 +106,7 @@ class _Judge:
 
     def __init__(self, number: str, own: Path, memory: int) -> None:
         import labkit
+        from labkit import paths
         from labkit.check import registry, session, stub
         from labkit.check.verdict import NotYet, not_yet
         from labkit.classroom import guard
@@ -107,7 +114,7 @@ class _Judge:
         package = Path(labkit.__file__).parent
         self.exercises = {item.name: item for item in registry.exercises(number)}
         self.session, self.chapter = session.current, number
-        self.guard = guard.Guard(own, (package / "solutions", package / "check"))
+        self.guard = guard.Guard(own, (package / "solutions", package / "check"), (package, paths.data_dir()))
         self.trick = guard.trick
         self.student = guard.STUDENT
 

@@ -49,14 +49,39 @@ class Refused(PermissionError):
     """An answer tried what no answer needs."""
 
 
+_SYSTEM: tuple[str, ...] = (
+    "/usr",
+    "/lib",
+    "/lib64",
+    "/opt",
+    "/sys",
+    "/dev",
+    "/proc/self",
+    "/proc/cpuinfo",
+    "/proc/meminfo",
+)
+_SYSTEM += ("/etc/ld.so.cache", "/etc/localtime", "/etc/nsswitch.conf", "/etc/passwd", "/etc/mime.types")
+
+
 class Guard:
     """Switched on with :meth:`watching`; :attr:`tried` lists what was refused."""
 
-    def __init__(self, own: Path, secret_folders: tuple[Path, ...] = ()) -> None:
-        """``own`` may be written; ``secret_folders`` may not be read by an answer."""
+    def __init__(
+        self, own: Path, secret_folders: tuple[Path, ...] = (), readable: tuple[Path, ...] = ()
+    ) -> None:
+        """What an answer may do with files.
+
+        Args:
+            own: may be read and written.
+            secret_folders: may not be read, wherever they are.
+            readable: the course's own; beside these only Python, its packages and the system can be read:
+                what others handed in, the teacher's folders and the tests of the course hold answers.
+        """
         self.tried: list[str] = []
         self._own = os.path.realpath(own)
         self._secret = tuple(os.path.realpath(folder) + os.sep for folder in secret_folders)
+        places = [sys.prefix, sys.base_prefix, *readable, *_SYSTEM, os.environ.get("SYSTEMROOT", "")]
+        self._readable = tuple({form for one in places if str(one) for form in _forms(one)})
         self._on = False
         self._inside = threading.local()
         sys.addaudithook(self._hook)
@@ -113,9 +138,17 @@ class Guard:
             return "a file written outside its folder"
         with contextlib.suppress(TypeError, ValueError, OSError):
             real = os.path.realpath(os.fsdecode(path))
-            if real.startswith((*self._secret, "/proc/self/mem", "/proc/self/fd")) and _student_calls():
+            if self._hidden(real) and _student_calls():
                 return f"a look into {Path(real).parent.name}/{Path(real).name}"
         return ""
+
+    def _hidden(self, real: str) -> bool:
+        """May an answer not read this?"""
+        mine = f"{os.sep}proc{os.sep}{os.getpid()}"
+        if real.startswith((*self._secret, f"{mine}/mem", f"{mine}/fd", f"{mine}/environ")):
+            return True
+        known = (self._own, mine, *self._readable)
+        return not any(real == one or real.startswith(one.rstrip(os.sep) + os.sep) for one in known)
 
     def _is_own(self, path: Any, folder: Any = -1) -> bool:
         if path is None or isinstance(path, int):
@@ -127,6 +160,11 @@ class Guard:
             real = os.path.realpath(text)
             return real == os.devnull or real == self._own or real.startswith(self._own + os.sep)
         return False
+
+
+def _forms(path: Any) -> tuple[str, str]:
+    """A path as it is written, and where it leads: a link may stand for either."""
+    return os.path.abspath(path), os.path.realpath(path)
 
 
 def _student_calls() -> bool:

@@ -26,6 +26,7 @@ _SCRIPT = Path(__file__).with_name("child.py")
 _LINE = 1 << 16
 _MOST_PROCESSES = 64
 _LOOK_SECONDS = 0.2
+_ROUNDS = 20
 _MARK = "LABKIT_GRADE"
 # What a program needs of the machine; nothing that is the teacher's own.
 _KEPT: tuple[str, ...] = (
@@ -66,6 +67,7 @@ class Child:
         self._key = secrets.token_bytes(32)
         self._token = secrets.token_hex(16)
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._seen: set[psutil.Process] = set()  # below the judge, at any time
         home = own / f"home-{self._token[:6]}"
         for folder in (home, home / "tmp"):
             folder.mkdir()
@@ -177,7 +179,9 @@ class Child:
         used = count = 0
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(self._process.pid)
-            for one in [process, *process.children(recursive=True)]:
+            below = process.children(recursive=True)
+            self._seen.update(below)
+            for one in [process, *below]:
                 with contextlib.suppress(psutil.Error):
                     used += one.memory_info().rss
                     count += 1
@@ -197,12 +201,27 @@ class Child:
             words = " ".join(file.read(300).decode("utf-8", "replace").split())
         return f"its process ended (exit code {code}) {words}".rstrip()
 
+    @staticmethod
+    def _killed(found: list[psutil.Process]) -> int:
+        """Kill them: stopped first, so that none starts another meanwhile. How many were alive."""
+        alive = 0
+        for act in ("suspend", "kill"):
+            for one in found:
+                with contextlib.suppress(psutil.Error):
+                    if one.status() != psutil.STATUS_ZOMBIE:
+                        alive += act == "kill"
+                        getattr(one, act)()
+        return alive
+
     def _end(self) -> None:
         """Kill the tree, its session, and whatever carries our mark; then wait."""
         with contextlib.suppress(psutil.Error):
-            for one in psutil.Process(self._process.pid).children(recursive=True):
-                with contextlib.suppress(psutil.Error):
-                    one.kill()
+            judge = psutil.Process(self._process.pid)
+            judge.suspend()  # alive, it stays the parent of every orphan: none is out of sight
+            for _ in range(_ROUNDS):
+                if not self._killed(judge.children(recursive=True)):
+                    break
+        self._killed([one for one in self._seen if one.is_running()])
         with contextlib.suppress(OSError):
             if os.name == "posix":
                 os.killpg(self._process.pid, signal.SIGKILL)

@@ -17,7 +17,7 @@ from pathlib import Path
 # The kernel's names and numbers: include/uapi/linux/landlock.h; the same on every architecture.
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
 _VERSION_FLAG, _PATH_BENEATH = 1, 1
-_SET_NO_NEW_PRIVS = 38
+_SET_CHILD_SUBREAPER, _SET_NO_NEW_PRIVS = 36, 38
 _WRITE_FILE = 1 << 1
 # remove a folder, remove a file, make a char device, folder, file, socket, fifo, block device, link
 _CHANGES = _WRITE_FILE | sum(1 << bit for bit in range(4, 13))
@@ -43,6 +43,17 @@ def landlock_version() -> int:
         return max(0, ctypes.CDLL(None).syscall(_CREATE, None, ctypes.c_size_t(0), _VERSION_FLAG))
     except (OSError, AttributeError):
         return 0
+
+
+def keep_orphans() -> None:
+    """Become the parent of whatever descendants are left without one, on Linux.
+
+    A program that an answer started and that left its group, its session and its environment behind is still
+    below this process, where the grader finds it.
+    """
+    if sys.platform.startswith("linux"):
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def build(writable: Iterable[Path]) -> str:

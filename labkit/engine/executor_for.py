@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -95,6 +95,10 @@ def executor_for(
         if device.type == "cpu":  # on a GPU growth would cost all graphs
             options.setdefault("most_blocks", num_blocks)
             num_blocks = min(num_blocks, _FIRST_TOKENS // block_size)
+    elif device.type == "cpu":  # where the system promises more than it has, and kills who takes it
+        room, wanted = free_memory(device), num_blocks * bill.kv_blocks.block_bytes
+        if wanted > room:
+            _no_room(num_blocks, wanted, room)
     try:
         kv = PagedKV(
             config,
@@ -107,10 +111,14 @@ def executor_for(
         )
     except torch.OutOfMemoryError as error:
         wanted = num_blocks * PagedKV.block_bytes(config, block_size, kv_dtype or decoder.dtype)
-        free = f"{free_memory(device):,} bytes free, {wanted:,} wanted"
-        fix = "labkit plan says what a model needs, and what to change"
-        raise InputError("num_blocks", f"{num_blocks} ({free})", "a pool that fits", fix) from error
+        _no_room(num_blocks, wanted, free_memory(device), error)
     return TorchExecutor(source, kv=kv, max_batch=max_batch, max_context=max_context, **options)
+
+
+def _no_room(num_blocks: int, wanted: int, free: int, cause: Exception | None = None) -> NoReturn:
+    words = f"{num_blocks} ({free:,} bytes free, {wanted:,} wanted)"
+    fix = "labkit plan says what a model needs, and what to change"
+    raise InputError("num_blocks", words, "a pool that fits", fix) from cause
 
 
 def _why_no_kernels(decoder: Any, max_context: int, block_size: int, kv_dtype: torch.dtype | None) -> str:

@@ -20,7 +20,8 @@ MOST_BYTES = 64 * 2**20
 def pack(result: dict[str, Any], notebook: str = "", files: Path | None = None) -> bytes:
     """Pack a result, the executed notebook ("" for none) and the files of a folder.
 
-    Links are left out: they may point anywhere on the machine that ran the job.
+    Links are left out: they may point anywhere on the machine that ran the job. So is a file that cannot be
+    read, and one whose name another system could not have; the result names them, and keeps the others.
     """
     left: list[str] = []
     buffer = io.BytesIO()
@@ -30,18 +31,32 @@ def pack(result: dict[str, Any], notebook: str = "", files: Path | None = None) 
             if path.is_symlink() or not path.is_file():
                 continue
             name = path.relative_to(files).as_posix()  # type: ignore[arg-type]
-            size = path.stat().st_size
-            if size > room:
-                left.append(f"{name} ({size:,} bytes)")
+            try:
+                size = path.stat().st_size
+                why = f"{size:,} bytes" if size > room else _odd(name)
+                content = b"" if why else path.read_bytes()
+            except OSError as error:  # gone meanwhile, or locked
+                why = error.strerror or type(error).__name__
+            if why:
+                left.append(f"{name.encode('utf-8', 'replace').decode()} ({why})")
                 continue
             room -= size
-            out.writestr(f"{FILES}/{name}", path.read_bytes())
+            out.writestr(f"{FILES}/{name}", content)
         if notebook:
             out.writestr(NOTEBOOK, notebook)
         if left:
             result = {**result, "files_left_out": left}
         out.writestr(RESULT, json.dumps(result, ensure_ascii=False, indent=1))
     return buffer.getvalue()
+
+
+def _odd(name: str) -> str:
+    """Why a name cannot travel to every system; empty when it can."""
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return "a name that is no text"
+    return "a name with : or \\" if ":" in name or "\\" in name else ""
 
 
 def result_of(archive: bytes) -> dict[str, Any]:

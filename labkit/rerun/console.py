@@ -58,6 +58,10 @@ class Console:
             at = f" in code cell {failure['code_cell']} of {failure['of']}" if "code_cell" in failure else ""
             self.out.print(f"   {escape(failure['error'] + at + ': ' + failure['message'].strip()[:600])}")
 
+        if left := entry.get("files_left_out"):
+            more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+            self.out.print(f"   [yellow]{escape('not kept: ' + ', '.join(left[:3]) + more)}[/yellow]")
+
     def end(self, made: Round, before: int) -> None:
         """The round ended; notes before ``before`` were shown."""
         if self.status is not None:

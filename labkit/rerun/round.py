@@ -6,6 +6,7 @@ OUT/2026-12-01T03-00-00Z/jobs/ID/…        executed notebook, result and files 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -160,7 +161,6 @@ def _new(suite: Suite, out: Path, last: Path | None) -> Round:
     folder, number = out / name, 1
     while folder.exists():
         folder, number = out / f"{name}-{number}", number + 1
-    folder.mkdir(parents=True)
     made = Round(suite, folder, started, todo=list(suite.jobs))
     if last is not None:
         entries, _ = _state(last)
@@ -169,7 +169,13 @@ def _new(suite: Suite, out: Path, last: Path | None) -> Round:
             done = sum(entry.get("status") == "passed" for entry in entries.values())
             words = f"{done} of {len(entries)} jobs passed; --resume goes on with it instead of a new round"
             made.notes.append(f"the round {last.name} did not end: {words}")
-    made.write()
+    try:
+        folder.mkdir(parents=True)
+        made.write()
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # --resume would take it for the newest round
+        raise InputError("--out", f"{folder}: {error.strerror}", "a folder that can be written") from error
     return made
 
 

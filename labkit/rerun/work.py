@@ -44,10 +44,7 @@ def main(arguments: list[str]) -> int:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         with terminate_as_interrupt():
-            if job.exclusive:
-                lock = _machine_lock(say)
-            else:
-                lock = None
+            lock = _machine_lock(say) if job.exclusive else None
             say("start")
             packed = perform(job, source, say)
             if lock is not None:
@@ -72,15 +69,19 @@ def _machine_lock(say: Any) -> Any:
     """Wait until no other job runs on this machine; the system frees the lock of one that dies."""
     from filelock import FileLock, Timeout
 
-    place = paths.cache_dir() / "rerun.lock"
-    place.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(place)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        say("waiting")
-        lock.acquire(poll_interval=0.2)
-    return lock
+    # where the cache cannot be written, all runs of this machine meet in its temporary folder
+    for folder in (paths.cache_dir(), Path(tempfile.gettempdir())):
+        lock = FileLock(folder / "labkit-rerun.lock")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire(timeout=0)
+        except Timeout:
+            say("waiting")
+            lock.acquire(poll_interval=0.2)
+        except OSError:
+            continue
+        return lock
+    return None  # nowhere to meet
 
 
 def perform(job: Job, source: str, say: Any) -> bytes:

@@ -92,6 +92,8 @@ def build(options: EngineOptions, policy: PolicySpec, kv_dtype: str | None) -> E
     dtype = _SHORT.get(dtype, dtype)
     loading = Loading(options.model, options.bits, options.group, options.offset, device, dtype)
     model = loading.load()
+    most, chunk = max(model.config.max_position_embeddings, DEFAULT_CHUNK), policy.chunk or 0
+    require(chunk <= most, "policy", f"a chunk of {chunk} tokens", f"at most {most} for this model")
     more: dict[str, Any] = {"invariant": True} if options.invariant else {}
     executor = executor_for(
         model,
@@ -100,7 +102,7 @@ def build(options: EngineOptions, policy: PolicySpec, kv_dtype: str | None) -> E
         max_context=options.max_context,
         max_batch=options.max_batch,
         release=device == "cuda",
-        chunk=max(DEFAULT_CHUNK, policy.chunk or 0),
+        chunk=max(DEFAULT_CHUNK, chunk),
         **more,
     )
     executor.warm()

@@ -86,7 +86,9 @@ class Gate:
                 return
             except _Gone:
                 return
-            await self.app(scope, _replay(body, receive), marked)
+            # HEAD is GET without its body, which uvicorn leaves out by the scope that it keeps itself.
+            inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+            await self.app(inner, _replay(body, receive), marked)
         finally:
             endpoint = COUNTED.get(scope["path"])
             if endpoint is not None and scope["method"] == "POST":

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from types import FrameType
 
@@ -15,10 +17,14 @@ import uvicorn
 from labkit.engine.engine import Engine
 from labkit.errors import refuse
 from labkit.server.app import make_app
+from labkit.server.connection import connections
 from labkit.server.service import Service
 from labkit.server.settings import Settings
 
 _BACKLOG = 2048
+_SAME_SIGNAL = 0.25
+"""Seconds within which a signal is the first one again: `timeout` and other launchers hand one on that the
+whole group of processes has had already."""
 _LAST_WORDS = 5
 """Seconds for connections to take what was written to them."""
 
@@ -68,7 +74,7 @@ class Server(uvicorn.Server):
         self.service, self.say = service, say
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
-        self._signals = 0
+        self._first = math.inf
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Uvicorn's; then says that it is done."""
@@ -86,8 +92,9 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal has come."""
-        self._signals += 1
-        if self._signals == 1 and self._loop is not None:
+        now = time.monotonic()
+        self._first = min(self._first, now)
+        if self._loop is not None and now - self._first < _SAME_SIGNAL:
             self._loop.call_soon_threadsafe(self.drain)
             return
         # Now means now, whatever the engine is in the middle of; the shell sees which signal it was.
@@ -117,7 +124,7 @@ def make_server(engine: Engine, settings: Settings, *, say: Callable[[str], None
     app, service = make_app(engine, settings)
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=connections(settings.head_seconds),
         ws="none",
         lifespan="on",
         log_level="warning",

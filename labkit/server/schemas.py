@@ -1,7 +1,8 @@
 """What a client may ask: the fields of OpenAI's requests that this server honours, and some of its own.
 
 Nothing is ignored. A field that is not here is refused by name, and so is a value that is not honoured;
-``null`` asks for the default. Two fields change nothing, as at OpenAI: ``user`` and ``metadata``.
+``null`` asks for the default, and so does a value that names what is done anyway (``store: false``). Two
+fields change nothing, as at OpenAI: ``user`` and ``metadata``.
 """
 
 from __future__ import annotations
@@ -98,6 +99,9 @@ class Fields(BaseModel):
     unsupported: ClassVar[Mapping[str, str]] = {}
     """OpenAI's fields that are refused, and what to do instead."""
 
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """Of these, values that ask for what this server does anyway: clients send their defaults along."""
+
     @model_validator(mode="before")
     @classmethod
     def _without_unsupported(cls, data: Any) -> Any:
@@ -108,7 +112,10 @@ class Fields(BaseModel):
         if (strange := next((name for name in data if name not in known), None)) is not None:
             raise PydanticCustomError("unknown", "unknown", {"at": strange})
         for name, fix in cls.unsupported.items():
-            if data.get(name) is not None:
+            value = data.get(name)
+            # 1 is not true
+            same = any(type(value) is type(one) and value == one for one in cls.neutral.get(name, ()))
+            if value is not None and not same:
                 message = "not supported by this server" + (f": {fix}" if fix else "")
                 raise PydanticCustomError("unsupported", message, {"at": name})  # type: ignore[arg-type]
         return {name: value for name, value in data.items() if name not in cls.unsupported}
@@ -116,6 +123,9 @@ class Fields(BaseModel):
 
 class StreamOptions(Fields):
     """Of a stream."""
+
+    unsupported: ClassVar[Mapping[str, str]] = {"include_obfuscation": "nothing is added to hide lengths"}
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {"include_obfuscation": (False,)}
 
     include_usage: bool | None = Field(None, description="A last chunk with the usage of the whole request.")
 
@@ -207,6 +217,7 @@ class CompletionRequest(Generation):
         "logit_bias": "",
         "suffix": "",
     }
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {"best_of": (1,), "logit_bias": ({},)}
 
     prompt: Annotated[
         tuple[str | tuple[int, ...], ...],
@@ -280,8 +291,9 @@ class Message(Fields):
     """One message of a conversation. What a client sends back of an earlier answer is taken as it is."""
 
     unsupported: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("name", "refusal", "tool_calls", "tool_call_id", "function_call", "audio"), ""
+        ("name", "refusal", "annotations", "tool_calls", "tool_call_id", "function_call", "audio"), ""
     )
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {"annotations": ([],), "tool_calls": ([],)}
 
     role: Literal["system", "developer", "user", "assistant"] = Field(
         description='"developer" means "system".'
@@ -314,13 +326,6 @@ class Message(Fields):
         if value in ("tool", "function"):
             raise PydanticCustomError("unsupported", f"role {value!r} is not supported: there are no tools")  # type: ignore[arg-type]
         return value
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_annotations(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("annotations") == []:
-            return {name: value for name, value in data.items() if name != "annotations"}
-        return data
 
     @property
     def plain(self) -> dict[str, str]:
@@ -355,6 +360,12 @@ class ChatRequest(Generation):
         ),
         "",
     )  # fmt: skip
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "logit_bias": ({},),
+        "modalities": (["text"],),
+        "service_tier": ("auto", "default"),
+        "store": (False,),
+    }
 
     messages: Annotated[list[Message], FailFast(), _at_most(MAX_MESSAGES)] = Field(
         min_length=1, max_length=MAX_MESSAGES

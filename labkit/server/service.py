@@ -97,8 +97,9 @@ class Service:
         except InputError as error:
             raise of_input(error) from None
         except QueueFullError as error:
+            wait = self.door.retry_after(len(call.asks))
             raise ApiError(
-                HTTPStatus.TOO_MANY_REQUESTS, str(error), code="queue_full", retry_after=1
+                HTTPStatus.TOO_MANY_REQUESTS, str(error), code="queue_full", retry_after=wait
             ) from None
         except EngineFailedError as error:
             raise ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, str(error), code="engine_failed") from None
@@ -124,4 +125,4 @@ class Service:
     def _heard(self, call: Call, piece: Piece) -> None:
         self.meters.heard(piece)
         if piece.reason is not None:
-            self.door.leave()
+            self.door.leave(ended=True)

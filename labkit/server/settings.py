@@ -24,7 +24,7 @@ class Settings:
             since it travels in a header.
         max_queue: answers that may wait beyond those that run; more get status 429.
         max_body_bytes: largest body of a request.
-        body_seconds: a body that takes longer to arrive is given up.
+        head_seconds, body_seconds: a request whose head or body takes longer to arrive is given up.
         drain_seconds: how long running answers may go on after SIGTERM.
         ping_seconds: a stream that has said nothing for so long sends a comment, so that proxies keep it.
         overlap: prefill beside decode was asked for; shown in /status.
@@ -40,6 +40,7 @@ class Settings:
     api_key: str | None = field(default=None, repr=False)
     max_queue: int = 256
     max_body_bytes: int = 4 << 20
+    head_seconds: float = 30.0
     body_seconds: float = 60.0
     drain_seconds: float = 30.0
     ping_seconds: float = 15.0
@@ -56,7 +57,7 @@ class Settings:
         require(usable, "api_key", "a key that no header can carry", "printable ASCII without spaces around")
         require(self.max_queue >= 0, "max_queue", self.max_queue, "a whole number of at least 0")
         require(self.max_body_bytes >= 1, "max_body_bytes", self.max_body_bytes, "at least 1")
-        for name in ("body_seconds", "ping_seconds"):
+        for name in ("head_seconds", "body_seconds", "ping_seconds"):
             value = getattr(self, name)
             require(0 < value < math.inf, name, value, "seconds above 0")
         require(0 <= self.drain_seconds < math.inf, "drain_seconds", self.drain_seconds, "seconds, 0 or more")

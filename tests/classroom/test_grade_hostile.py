@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from pathlib import Path
 
 import psutil
@@ -111,6 +112,24 @@ TRICKS: dict[str, tuple[str, str, str, str]] = {
         "not yet",
         "may not",
         "solutions/ch00.py",
+    ),
+    "reads the tests": (
+        inside(f'open({module("kit.errors")}.__file__[:-16] + "tests/unit/test_check_ch00.py")'),
+        "not yet",
+        "may not",
+        "unit/test_check_ch00.py",
+    ),
+    "imports the tests": (
+        inside("import tests.unit.test_check_ch00 as answers\nreturn answers.__file__"),
+        "not yet",
+        "",
+        "",
+    ),
+    "reads the teacher's environment": (
+        inside("import os\nreturn open(f'/proc/{os.getppid()}/environ').read()"),
+        "not yet",
+        "may not" if sys.platform.startswith("linux") else "",
+        "environ" if sys.platform.startswith("linux") else "",
     ),
     "kills its parent": (inside("import os\nos.kill(os.getppid(), 9)"), "not yet", "os.kill", "os.kill"),
     "forks": (
@@ -291,8 +310,6 @@ def test_memory_is_bounded_by_the_system_or_by_watching(tmp_path: Path) -> None:
         "memory": 1 << 44,
         "skip": [],
     }
-    import threading
-
     ended = Child(own, payload).run(60, 512 << 20, threading.Event())
     assert (ended.exercise, ended.state) == ("headline", "memory limit")
 

@@ -157,7 +157,7 @@ def test_a_job_waits_while_another_one_holds_the_machine(
     (folder / "cache").mkdir()
     (folder / "suite.yaml").write_text("version: 1\njobs: [{notebook: tiny.ipynb}]\n", encoding="utf-8")
     (job,) = load(folder / "suite.yaml").jobs
-    lock = FileLock(folder / "cache" / "rerun.lock", thread_local=False)
+    lock = FileLock(folder / "cache" / "labkit-rerun.lock", thread_local=False)
     lock.acquire()
     events: list[str] = []
 
@@ -168,6 +168,17 @@ def test_a_job_waits_while_another_one_holds_the_machine(
 
     assert result_of(perform(spec.dumps(job), note))["status"] == "passed"
     assert events[:2] == ["waiting", "start"] and events[-1] == "cell"
+
+
+def test_a_cache_that_cannot_be_written_costs_no_job(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock is then in the machine's temporary folder."""
+    (folder / "cache").write_text("a file where the folder should be", encoding="utf-8")
+    monkeypatch.setenv("LABKIT_CACHE", str(folder / "cache"))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    (folder / "suite.yaml").write_text("version: 1\njobs: [{notebook: tiny.ipynb}]\n", encoding="utf-8")
+    (job,) = load(folder / "suite.yaml").jobs
+    assert result_of(perform(spec.dumps(job)))["status"] == "passed"
+    assert (folder / "labkit-rerun.lock").is_file() or os.name == "nt"
 
 
 def until(true: Any, seconds: float = 60.0) -> None:

@@ -173,6 +173,40 @@ def test_parts_of_text_and_what_means_nothing(tiny: ThreadServer) -> None:
     assert texts[0] == texts[1]
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("completions", {"best_of": 1, "logit_bias": {}, "stream_options": {"include_obfuscation": False}}),
+        ("chat/completions", {"store": False, "modalities": ["text"], "service_tier": "auto"}),
+        ("chat/completions", {"logit_bias": {}, "service_tier": "default"}),
+    ],
+)
+def test_a_field_that_names_what_is_done_anyway_is_taken(
+    tiny: ThreadServer, path: str, fields: dict[str, Any]
+) -> None:
+    """Clients send their defaults along."""
+    body = {**GREEDY, "max_tokens": 1, "stream": "stream_options" in fields}
+    body |= {"prompt": "Go"} if path == "completions" else {"messages": [USER]}
+    answer = tiny.post(f"/v1/{path}", {**body, **fields})
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("how", ["object", "dump", "set fields", "json"])
+def test_an_answer_can_be_sent_back_as_it_came(tiny: ThreadServer, how: str) -> None:
+    """As a conversation is carried on: the message itself, or any of the dictionaries made of it."""
+    tiny.write("One", "first answer", chat=True)
+    message = chat(tiny, "One").choices[0].message
+    sent = {
+        "object": message,
+        "dump": message.model_dump(),
+        "set fields": message.model_dump(exclude_unset=True),
+        "json": {**message.to_dict(), "annotations": [], "tool_calls": []},
+    }[how]
+    messages = [{"role": "user", "content": "One"}, sent, USER]
+    found = tiny.openai().chat.completions.create(messages=messages, **{**GREEDY, "max_tokens": 2})
+    assert found.usage.completion_tokens == 2
+
+
 def test_a_failure_in_mid_stream_is_an_event(tiny: ThreadServer) -> None:
     """And ends that request alone: the neighbour's answer is whole."""
     tiny.write("Bad", "it will break")

@@ -56,6 +56,7 @@ def test_a_port_in_use_is_one_message_before_a_model_is_loaded() -> None:
     [
         (("--policy", "fastest"), "fastest"),
         (("--model", "/nowhere/m.gguf"), "/nowhere/m.gguf"),
+        (("--policy", "mixed:99999999", "--device", "cpu"), "policy: got a chunk of 99999999 tokens"),
     ],
 )
 def test_bad_options_of_a_command_line(options: tuple[str, ...], words: str) -> None:
@@ -106,6 +107,34 @@ def test_bad_options(option: dict[str, Any], name: str, monkeypatch: pytest.Monk
         command.serve(command.EngineOptions(**of_engine), **settings)  # type: ignore[arg-type]
     assert caught.value.argument == name
     assert not settings["api_key"] or settings["api_key"] not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+)
+def test_threads_are_told_to_sleep_early_before_torch_is_loaded(given: dict[str, str], found: str) -> None:
+    """libgomp reads it once, when torch loads it: a busy machine takes six times as long to start without."""
+    code = (
+        "import os, sys, types\n"
+        "stub = types.ModuleType('labkit.server.command')\n"
+        "stub.EngineOptions = lambda *_: None\n"
+        "stub.serve = lambda *_, **__: print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)\n"
+        "sys.modules['labkit.server.command'] = stub\n"
+        "sys.argv = ['labkit', 'serve']\n"
+        "from labkit.cli import main; main()"
+    )
+    clean = {
+        name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        encoding="utf-8",
+        env={**clean, **given},
+        check=False,
+    )
+    assert done.stdout.split() == [found, "False"], done.stderr
 
 
 def test_without_the_servers_packages_it_says_what_to_install() -> None:

@@ -7,6 +7,7 @@ import json
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -253,8 +254,22 @@ def test_a_second_signal_ends_it_now() -> None:
         server.wait(lambda now: now["queue"]["decoding"] == 1)
         server.process.send_signal(signal.SIGTERM)
         server.wait_for("draining")
+        time.sleep(0.3)
         assert server.end(signal.SIGTERM) == -signal.SIGTERM
         connection.close()
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_one_signal_that_comes_twice_is_one(second: signal.Signals) -> None:
+    """A launcher hands on what the whole group has had from the terminal, or from `timeout`."""
+    with tiny_process("0", "10", "0.02", "60") as server:
+        whole = start(lambda: server.post("/v1/completions", body("a", 50)))
+        server.wait(lambda now: now["queue"]["decoding"] == 1)
+        server.process.send_signal(signal.SIGINT)
+        time.sleep(0.02)  # two at the very same moment are one to the system as well
+        server.process.send_signal(second)
+        assert whole.result(PATIENCE).json()["usage"]["completion_tokens"] == 50
+        assert server.process.wait(PATIENCE) == 0
 
 
 def test_after_a_kill_another_takes_its_port() -> None:

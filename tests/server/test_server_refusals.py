@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +20,9 @@ PATHS = {"/v1/completions": COMPLETION, "/v1/chat/completions": CHAT}
 
 @pytest.fixture(scope="module")
 def server(tokenizer: Any) -> Iterator[ThreadServer]:
-    with ThreadServer(tokenizer, max_body_bytes=100_000, body_seconds=0.2, max_queue=10) as found:
+    with ThreadServer(
+        tokenizer, max_body_bytes=100_000, body_seconds=0.2, head_seconds=0.2, max_queue=10
+    ) as found:
         yield found
         assert found.status()["counters"]["steps"] == 0, "something that is refused was computed"
 
@@ -61,7 +64,7 @@ BOTH: list[tuple[dict[str, Any], str]] = [
     ({"stream": True, "stream_options": {"more": 1}}, "stream_options.more"),
     ({"stream": True, "stream_options": 3}, "stream_options"),
     ({"logit_bias": {"50256": -100}}, "logit_bias"),
-    ({"logit_bias": {}}, "logit_bias"),
+    ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
     ({"unheard_of": None}, "unheard_of"),
     ({"model": None}, "model"),
     ({"user": 3}, "user"),
@@ -76,6 +79,7 @@ BOTH: list[tuple[dict[str, Any], str]] = [
 ]
 OF_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"best_of": 2}, "best_of"),
+    ({"best_of": True}, "best_of"),
     ({"suffix": "end"}, "suffix"),
     ({"logprobs": 6}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
@@ -102,6 +106,7 @@ OF_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"reasoning_effort": "high"}, "reasoning_effort"),
     ({"service_tier": "flex"}, "service_tier"),
     ({"store": True}, "store"),
+    ({"store": 0}, "store"),
     ({"response_format": {"type": "json_object"}}, "response_format.type"),
     ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.type"),
     ({"response_format": "text"}, "response_format"),
@@ -123,6 +128,7 @@ OF_CHAT: list[tuple[dict[str, Any], str]] = [
     (message(content=[{"type": "text", "text": "a", "more": 1}]), "messages[0].content[0].more"),
     (message(name="Ann"), "messages[0].name"),
     (message(tool_calls=[{}]), "messages[0].tool_calls"),
+    (message(annotations=[{"type": "url_citation"}]), "messages[0].annotations"),
     (message(weight=1), "messages[0].weight"),
     ({"messages": [{}] * 9000}, "messages"),
     ({"messages": [3] * 8000}, "messages[0]"),
@@ -208,6 +214,46 @@ def test_a_body_that_never_ends(server: ThreadServer) -> None:
         assert connection.recv(1000).startswith(b"HTTP/1.1 408 ")
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        "GET /health HTTP/1.1\r\nHost: ",
+        "GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /health HTTP/1.1\r\nHo",
+        # refused at once, and the body goes on for ever
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        "Content-Length: 999999999\r\n\r\n{",
+    ],
+    ids=["nothing", "half a head", "half a second head", "a body that was refused"],
+)
+def test_who_never_says_what_he_wants_is_left(server: ThreadServer, said: str) -> None:
+    """However slowly the bytes come: they do not lengthen the time."""
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as connection:
+        connection.settimeout(0.05)
+        connection.sendall(said.encode())
+        for _ in range(400):
+            try:
+                if not connection.recv(10_000):
+                    break
+            except TimeoutError:
+                if said:
+                    connection.sendall(b"x")
+            except ConnectionError:
+                break
+        else:
+            pytest.fail("the connection is still there after 20 seconds")
+
+
+def test_a_client_that_pauses_between_requests_is_kept(server: ThreadServer) -> None:
+    """The time of a head begins with its first byte."""
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as connection:
+        connection.settimeout(60)
+        for _ in range(2):
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert connection.recv(10_000).startswith(b"HTTP/1.1 200")
+            time.sleep(0.6)
+
+
 def test_other_kinds_of_bodies(server: ThreadServer) -> None:
     """A page of another site may post text without being asked: it is not taken for JSON."""
     raw = json.dumps(COMPLETION)
@@ -224,6 +270,14 @@ def test_other_paths_and_methods(server: ThreadServer) -> None:
     assert server.get("/v1/completions").headers["allow"] == "POST"
     error(server.get("/v1/completions"), 405)
     assert error(server.post("/v1/completions", {**COMPLETION, "model": "gpt-4"}), 404)["param"] == "model"
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/metrics", "/nowhere", "/v1/completions"])
+def test_head_is_get_without_a_body(server: ThreadServer, path: str) -> None:
+    """What monitors and load balancers ask first."""
+    head, get = httpx.head(server.url + path), server.get(path)
+    assert head.status_code == get.status_code and not head.content
+    assert head.headers["content-type"] == get.headers["content-type"]
 
 
 def test_many_prompts_count_as_many(server: ThreadServer) -> None:

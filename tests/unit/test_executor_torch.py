@@ -209,6 +209,9 @@ def test_sizes_of_an_executor_for_a_model() -> None:
     assert small.num_blocks == 1024 and small.most_blocks == 64 * 500 // 16 == 2000
     with pytest.raises(InputError, match=r"^max_context: "):
         executor_for(decoder, max_context=513)
+    for blocks in (10**10, 10**17):  # more than the system would promise, and more than it could address
+        with pytest.raises(InputError, match=rf"^num_blocks: got {blocks} .* bytes free"):
+            executor_for(decoder, num_blocks=blocks)
 
 
 def test_parts_that_do_not_belong_together_are_refused_by_name() -> None:

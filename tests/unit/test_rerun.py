@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,31 @@ def test_files_beyond_the_limit_are_named(tmp_path: Path, monkeypatch: pytest.Mo
     assert result_of(packed)["files_left_out"] == ["big (11 bytes)"]
 
 
+@pytest.mark.skipif(os.name != "posix", reason="names that only POSIX systems have")
+def test_a_file_that_cannot_travel_costs_itself_alone(tmp_path: Path) -> None:
+    """A log named by the time of day, a name that is no text, a file that may not be read."""
+    files = tmp_path / "files"
+    files.mkdir()
+    for name in (b"12:00:00.log", b"a\\b", b"\xff.txt", b"good.txt"):
+        (files / os.fsdecode(name)).write_text("x", encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        read = Path.read_bytes
+        (files / "locked").write_text("x", encoding="utf-8")
+
+        def refuse(self: Path) -> bytes:
+            if self.name == "locked":
+                raise PermissionError(13, "Permission denied")
+            return read(self)
+
+        patch.setattr(Path, "read_bytes", refuse)
+        packed = pack({"status": "passed"}, "{}", files)
+    unpack(packed, tmp_path / "one")
+    assert [path.name for path in (tmp_path / "one" / "files").iterdir()] == ["good.txt"]
+    left = result_of(packed)["files_left_out"]
+    assert len(left) == 4 and "locked (Permission denied)" in left
+    assert "12:00:00.log (a name with : or \\)" in left
+
+
 def hostile(name: str) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as file:
@@ -401,6 +427,30 @@ def test_an_archive_that_cannot_be_kept_fails_its_job_only(
     done = cli(monkeypatch, Machine(a=hostile("../../up"), b=b"junk"), suite_path)
     assert done.exit_code == 1 and "1 of 3 jobs passed" in done.output
     assert not list(suite_path.parent.rglob("up"))
+
+
+def test_a_full_disk_is_one_message_and_no_round(suite_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round that could not begin must not be the newest one, which --resume goes on with."""
+    assert cli(monkeypatch, Machine(b="always"), suite_path).exit_code == 1
+    real = rounds.write_json
+
+    def full(path: Path, value: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(rounds, "write_json", full)
+    machine = Machine()
+    done = cli(monkeypatch, machine, suite_path)
+    assert isinstance(done.exception, InputError) and "No space left" in str(done.exception)
+    assert machine.ran == []
+    monkeypatch.setattr(rounds, "write_json", real)
+    machine = Machine()
+    assert cli(monkeypatch, machine, suite_path, "--resume").exit_code == 0 and machine.ran == ["b"]
+
+
+def test_what_was_not_kept_of_a_job_is_said(suite_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = {"status": "passed", "files_left_out": ["a:b (a name)", *(f"x{i}" for i in range(5))]}
+    done = cli(monkeypatch, Machine(a=pack(left)), suite_path)
+    assert "not kept: a:b (a name), x0, x1 and 3 more" in done.output
 
 
 def test_two_runs_of_a_suite_do_not_share_a_folder(suite_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
