@@ -47,9 +47,9 @@ def deliver(answer: Any) -> Verdict:
         ("a client that leaves with the last token", Visit(8, leaves=8)),
         ("a token that send refuses with ValueError", Visit(200, fault=4)),
     ):
-        raised = None
+        raised = came = None
         try:
-            answer(visit.steps(), visit.send, visit.gone, visit.abort)
+            came = answer(visit.steps(), visit.send, visit.gone, visit.abort)
         except ConnectionError:
             hint = "that a client leaves is no error of the server"
             return not_yet(f"no exception: {name}", "ConnectionResetError", hint)
@@ -73,6 +73,10 @@ def deliver(answer: Any) -> Verdict:
             return not_yet(f"abort called once: {name}", f"{visit.aborts} times", hint)
         if whole and visit.aborts > 1:
             return not_yet(f"abort called at most once: {name}", f"{visit.aborts} times")
+        if plain_int(came) != visit.taken:
+            return not_yet(
+                f"{visit.taken} returned: {name}", _shown(came), "count what send took without an error"
+            )
         wasted += visit.wasted
         if visit.took > (visit.leaves or 0) + 4 and visit.leaves is not None:
             hint = "ask gone() before each step, in the queue too"

@@ -33,7 +33,7 @@ class Visit:
     ) -> None:
         self.length, self.queued, self.leaves, self.silent = length, queued, leaves, silent
         self.fault = fault
-        self.took = self.computed = self.wasted = self.aborts = self.sent = self.unheard = 0
+        self.took = self.computed = self.wasted = self.aborts = self.sent = self.unheard = self.taken = 0
 
     @property
     def left(self) -> bool:
@@ -59,10 +59,12 @@ class Visit:
             self.unheard += 1
             if self.unheard > 1:
                 raise ConnectionResetError("the client has left")
+            self.taken += 1
             return
         if token is None or token != self.sent:
             raise TypeError(f"send got {token!r}, expected token {self.sent}")
         self.sent += 1
+        self.taken += 1
 
     def gone(self) -> bool:
         """What the connection says."""

@@ -38,6 +38,15 @@ def throttling(record: Record, accept: Collection[str] = ()) -> list[str]:
     return [f"{reason} ({', '.join(when)})" for reason, when in found.items()]
 
 
+def unnamed(record: Record) -> bool:
+    """Whether figures of a machine do not say of which: two such runs only look as if they were of one.
+
+    Counts of the emulator, simulated and quoted figures are no machine's.
+    """
+    device = device_of(record)
+    return record.kind == "measured" and (not device.name or device.key in ("", "unknown"))
+
+
 def differences(a: DeviceId, b: DeviceId) -> list[str]:
     """In words, what two devices differ in."""
     fields = ("key", "name", "capability", "power_limit_w")
@@ -57,6 +66,8 @@ def why_not(a: Record, b: Record, *, accept: Collection[str] = ()) -> list[str]:
     if found := differences(device_of(a), device_of(b)):
         reasons.append("device: " + ", ".join(found))
     for record in (a, b):
+        if unnamed(record):
+            reasons.append(f"device: {record.file_name} does not name it")
         if found := throttling(record, accept):
             reasons.append(f"throttled: {record.file_name}: {', '.join(found)}")
     return reasons

@@ -11,6 +11,7 @@ from labkit import plots
 from labkit.results.history import History
 
 _WIDE, _HIGH = 7.2, 2.6
+_MOST_DATES = 7
 
 
 def alt(history: History) -> str:
@@ -36,8 +37,12 @@ def draw(ax: Any, history: History) -> None:
     for i in at:
         if words := history.words(points[i]):
             ax.plot([i], [medians[i]], marker="D", markersize=9, color=plots.RED, zorder=5)
-            ax.annotate(words, (i, medians[i]), xytext=(8, 8), textcoords="offset points", fontsize=8)
-    step = max(1, len(at) // 8)
+            # what went down is named below the line, so that the night after a peak does not cover it
+            rises = i == 0 or medians[i] >= medians[i - 1]
+            place = {"xytext": (8, 8 if rises else -15), "textcoords": "offset points"}
+            paper = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.6}
+            ax.annotate(words, (i, medians[i]), **place, fontsize=8, bbox=paper, zorder=6)
+    step = -(-len(at) // _MOST_DATES)
     shown = at[::step]
     ax.set_xticks(shown, [points[i].started[:10] for i in shown])
     ax.set_ylabel(f"{history.metric} ({history.unit})" if history.unit else history.metric)

@@ -146,7 +146,8 @@ def gather(
     accept: Collection[str] = (),
     skipped: Sequence[str] = (),
 ) -> Histories:
-    """Histories of records; the same run in two folders counts once, a throttled one not at all.
+    """Histories of records; the same run in two folders counts once, one that was throttled or that does
+    not name its device not at all.
 
     Args:
         threshold: least relative difference that counts as a change.
@@ -164,6 +165,9 @@ def gather(
     for record in sorted(distinct.values(), key=lambda one: (one.started, one.file_name)):
         if reasons := compare.throttling(record, accept):
             refused.append(f"{record.file_name}: throttled: {', '.join(reasons)}")
+            continue
+        if compare.unnamed(record):
+            refused.append(f"{record.file_name}: measured on a device that it does not name")
             continue
         for entry in record.entries:
             for series in series_of(entry):

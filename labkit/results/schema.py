@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from labkit.errors import InputError, refuse, require
+from labkit.results import honest
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -77,8 +78,9 @@ def parse(source: str, text: str) -> Record:
     """A record out of a file's text.
 
     Raises:
-        InputError: not JSON, another schema, a newer version, or a field that is missing or of the
-            wrong type; names ``source`` and the field.
+        InputError: not JSON, another schema, a newer version, a field that is missing or of the
+            wrong type, or a record that contradicts itself (:mod:`labkit.results.honest`); names ``source``
+            and the field.
     """
     try:
         value = json.loads(text)
@@ -92,9 +94,11 @@ def validated(source: str, value: dict[str, Any]) -> Record:
     from pydantic import ValidationError
 
     try:
-        return adapter().validate_json(json.dumps(value), strict=True)
+        found = adapter().validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
         raise _in_words(source, error.errors()[0]) from None
+    honest.check(source, found)
+    return found
 
 
 _EXPECTED = {

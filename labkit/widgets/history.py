@@ -28,6 +28,8 @@ _LEFT, _RIGHT, _TOP, _FLOOR = 62.0, 700.0, 52.0, 262.0
 _KEY = _FLOOR + 52
 _LINE = 19
 _LABEL_CHARACTERS = 92
+_MOST_OVER = 1.5
+"""Bars reach so far above the highest median at most: one odd sample must not flatten every line."""
 
 
 def project_histories() -> Histories:
@@ -141,11 +143,9 @@ class HistoryFilter(base.Controller):
         out: list[scene.Shape] = [scene.Words(8, 18, self.verdict(), size=14, bold=True)]
         if not self.shown:
             return out
-        out.append(
-            scene.Words(8, 38, "median, % of the first run of its line; bars: 10 % to 90 %", 12, color=_FAINT)
-        )
         moments = sorted({point.started for one in self.shown for point in one.points})
         axes = _Axes.of(self.shown, moments)
+        out.append(scene.Words(8, 38, axes.caption, 12, color=_FAINT))
         out += axes.frame()
         for number, one in enumerate(self.shown):
             color = _COLORS[number]
@@ -172,13 +172,21 @@ class _Axes:
 
     moments: list[str]
     top: float
+    cut: bool = False
 
     @staticmethod
     def of(found: Sequence[History], moments: list[str]) -> _Axes:
-        highest = max(
-            max(point.spread[1], point.median) / _base(one) for one in found for point in one.points
-        )
-        return _Axes(moments, 1.12 * max(highest, 1.0))
+        points = [(point, _base(one)) for one in found for point in one.points]
+        median = max(1.0, *(point.median / base for point, base in points))
+        bar = max(point.spread[1] / base for point, base in points)
+        highest = max(median, min(bar, _MOST_OVER * median))
+        return _Axes(moments, 1.12 * highest, bar > 1.12 * highest)
+
+    @property
+    def caption(self) -> str:
+        """What is drawn."""
+        words = "median, % of the first run of its line; bars: 10 % to 90 %"
+        return words + (", longer ones are cut at the top" if self.cut else "")
 
     def x(self, started: str) -> float:
         step = (_RIGHT - _LEFT) / max(len(self.moments), 1)
@@ -199,13 +207,16 @@ class _Axes:
             out.append(scene.Words(_LEFT - 6, y + 4, f"{100 * tick:,.0f} %", 12, "end", _FAINT))
         every = max(1, -(-len(self.moments) // 7))
         for moment in self.moments[::every]:
-            out.append(scene.Words(self.x(moment), _FLOOR + 18, moment[:10], 12, "middle", _FAINT))
+            x = self.x(moment)
+            anchor, x = ("end", x + 18) if x > _RIGHT - 30 else ("middle", x)
+            out.append(scene.Words(x, _FLOOR + 18, moment[:10], 12, anchor, _FAINT))
         return out
 
     def line(self, one: History, color: str) -> list[scene.Shape]:
         first = _base(one)
         places = [(self.x(point.started), self.y(point.median / first)) for point in one.points]
         out: list[scene.Shape] = [scene.Path(tuple(places), color, 1.5)] if len(places) > 1 else []
+        before = first
         for point, (x, y) in zip(one.points, places, strict=True):
             low, high = (self.y(value / first) for value in point.spread)
             out.append(scene.Path(((x, low), (x, high)), color, 1))
@@ -218,7 +229,11 @@ class _Axes:
             if changed:
                 near = x > _RIGHT - 90
                 anchor, at = ("end", x - 8) if near else ("start", x + 8)
-                out.append(scene.Words(at, max(y - 8, _TOP + 8), one.words(point), 12, anchor, plots.RED))
+                # what went down is named below: the run after a peak would else write over the peak's words
+                below = point.median < before and y + 22 < _FLOOR
+                line = y + 22 if below else max(y - 8, _TOP + 8)
+                out.append(scene.Words(at, line, one.words(point), 12, anchor, plots.RED))
+            before = point.median
         return out
 
 

@@ -126,7 +126,7 @@ class Overload(base.Controller):
 
     def shapes(self) -> list[scene.Shape]:
         """The picture, first shape lowest."""
-        label = f"{self.outcome.origin}, RTX 3050 Laptop, {ROWS} rows"
+        label = f"{self.head()} ({self.outcome.origin}, RTX 3050 Laptop, {ROWS} rows)"
         return [
             scene.Words(8, 18, self.verdict(), size=13, bold=True),
             scene.Words(8, 36, label, size=12, color=_FAINT),

@@ -14,6 +14,7 @@ from labkit.widgets import base
 
 _HOURS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 _WIDTH, _BAR = 760.0, 46.0
+_FAINT = "#5F6670"
 
 
 @dataclass
@@ -83,13 +84,15 @@ class SyllabusPlanner(base.Controller):
                     base.label(x + width / 2, 48, row.lesson.number, anchor="middle", color=ink, bold=True)
                 )
         y = 20 + _BAR + 24
+        parts.append(base.label(8, y, f"0:00  start, {syllabus.SETUP_MINUTES} min", size=13))
+        y += 20
         for row in plan.rows:
             clock = f"{row.start // 60}:{row.start % 60:02}"
             words = f"{clock}  {row.mode}  {row.lesson.number} {row.lesson.title}, {row.minutes} min"
             parts.append(base.label(8, y, words, size=13))
             y += 20
-        left = f"{plan.breaks} minutes of breaks, {plan.left} left; clock times without the breaks"
-        parts.append(base.label(8, y + 4, left, size=12, color=plots.GREY))
+        left = f"pale: {plan.breaks} minutes of breaks, {plan.left} left; clock times without the breaks"
+        parts.append(base.label(8, y + 4, left, size=12, color=_FAINT))
         return base.svg(_WIDTH, y + 16, parts, label=self.text())
 
 

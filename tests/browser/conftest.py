@@ -37,7 +37,7 @@ CHROMIUM_FLAGS = (
     "--disable-dev-shm-usage",
 )
 SERVER_SECONDS = 90
-RUN_SECONDS = 150
+RUN_SECONDS = 300
 # Chapters say these words when a widget could not be drawn.
 BROKEN_WIDGET = re.compile(
     r"Error displaying widget|Loading widget|Error creating widget|model not found", re.I

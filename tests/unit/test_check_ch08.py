@@ -13,25 +13,15 @@ from bench_records import entry, record
 from seed_cases import check_accurate, random_weight, random_x
 
 from labkit import check
-from labkit.check import ch08, cuda_text
-from labkit.course.notebook import read
-from labkit.course.source import text_stubs
+from labkit.check import ch08
 from labkit.errors import InputError
 from labkit.kernels import resources, runner
 from labkit.kernels.source import KernelSource
 from labkit.quant.tiles import repack
 from labkit.solutions import ch08 as reference
 
-NAMES = ["fragment_map", "halves_from_bits", "w3_field", "wait_and_meet"]
 TEXTS = ["halves_from_bits", "wait_and_meet"]
-BOOK = Path(__file__).parents[2] / "notebooks" / "08_tensor_cores.ipynb"
 LESSON = "lesson/mma_w4.cu"
-
-
-@pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LABKIT_STATE", str(tmp_path))
-    monkeypatch.setattr("labkit.check.session.current.solve", False)
 
 
 def own(name: str) -> str:
@@ -40,21 +30,6 @@ def own(name: str) -> str:
     return text.replace("const uint32_t word =", "uint32_t const word =").replace(
         "const int row =", "int const row ="
     )
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_references_pass_and_blanks_are_not_attempted(name: str) -> None:
-    exercise = check.find(name)
-    verdict = exercise._framed(exercise.function(getattr(reference, name)))
-    assert verdict.state == "passed", verdict
-    assert exercise(...).state == "not attempted"
-
-
-@pytest.mark.parametrize("name", TEXTS)
-def test_the_notebook_s_stub_is_not_attempted(name: str) -> None:
-    stub = text_stubs(read(BOOK))[name][2]
-    assert cuda_text.mark(stub) == check.find(name).text_stub
-    assert check.find(name)(stub).state == "not attempted"
 
 
 @pytest.mark.parametrize("name", TEXTS)

@@ -1,8 +1,7 @@
-"""Checks of chapter 09: references pass, stubs are not attempted, usual mistakes get their hint."""
+"""Checks of chapter 09: own answers pass, usual mistakes get their hint."""
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from typing import Any
 
@@ -13,39 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from labkit import check, quoted, solutions
-from labkit.check import ch09, session
+from labkit import check, quoted
+from labkit.check import ch09
 from labkit.errors import InputError
 from labkit.models.error_budget import Part, default_parts, remaining, spend
 from labkit.nn.linear import QuantLinear
 from labkit.quant import quantize
 from labkit.solutions import ch09 as reference
-
-NAMES = ["memory_bill", "matmul_in_blocks", "swap_linear", "error_budget"]
-
-
-def test_the_exercises_of_the_chapter() -> None:
-    assert [item.name for item in check.exercises("09")] == NAMES
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_reference_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    item = check.find(name)
-    monkeypatch.setattr(session.current, "solve", True)
-    verdict = item()
-    assert verdict.state == "passed", verdict
-    assert name in repr(solutions.show(item.id))
-    if item.par is not None:
-        assert verdict.score == item.par
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_blanks_and_stubs_are_not_attempted(name: str) -> None:
-    parameters = ", ".join(inspect.signature(getattr(reference, name)).parameters)
-    scope: dict[str, Any] = {}
-    exec(f"def {name}({parameters}):\n    ...\n", scope)
-    for blank in (None, ..., scope[name]):
-        assert check.find(name)(blank).state == "not attempted"
 
 
 def bill(**changes: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +14,6 @@ from labkit.cache.blocks import BlockAllocator
 from labkit.cache.prefix import PrefixCache
 from labkit.check import ch10
 from labkit.solutions import ch10 as reference
-
-
-@pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LABKIT_STATE", str(tmp_path))
-    monkeypatch.setattr("labkit.check.session.current.solve", False)
-
 
 # --- 10.4
 

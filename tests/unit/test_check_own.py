@@ -13,18 +13,13 @@ import torch
 
 import labkit
 from labkit import check, solutions
-from labkit.check import progress, session
+from labkit.check import progress
 from labkit.check.ch00 import sample_report
 from labkit.check.own import borrowed
 from labkit.solutions import ch02 as reference
 
 EXERCISES = check.exercises()
 FUNCTIONS = [item for item in EXERCISES if callable(solutions.get(item.id))]
-
-
-@pytest.fixture(autouse=True)
-def _solve_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session.current, "solve", False)
 
 
 def _by_name(item: Any) -> str:
@@ -42,13 +37,6 @@ def _refused(item: check.Exercise, answer: Any) -> None:
 def test_the_reference_solution_is_refused_and_not_recorded_as_passed(item: check.Exercise) -> None:
     _refused(item, solutions.get(item.id))
     assert progress.load()[0][item.id].state == "not yet"
-
-
-@pytest.mark.parametrize("item", EXERCISES, ids=_by_name)
-def test_solve_still_checks_the_reference(item: check.Exercise, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session.current, "solve", True)
-    assert item().state == "passed"
-    assert item.name in solutions.show(item.id).source
 
 
 _WRAPPERS = {

@@ -126,6 +126,42 @@ def test_any_medians_draw_inside(medians: list[float]) -> None:
     inside(HistoryFilter(histories=gather(runs(medians))))
 
 
+def test_a_long_bar_does_not_flatten_the_lines() -> None:
+    """Two odd samples of twelve: the 90th percentile is one of them."""
+    spread = [10.0] * 10 + [400.0] * 2
+    found = gather(
+        [*runs([10, 10.5]), record([entry(samples_us=spread)], started="2026-12-09T10:00:00+00:00")]
+    )
+    state = HistoryFilter(histories=found)
+    inside(state)
+    boxes = [float(box.attrib["y"]) for box in ElementTree.fromstring(state.picture()).iter(f"{SVG}rect")]
+    assert min(boxes) < 150  # the medians stay in the upper half
+    assert "cut at the top" in state.picture()
+    assert "cut at the top" not in HistoryFilter(histories=gather(runs([10, 10.5]))).picture()
+
+
+def test_the_words_of_a_peak_and_of_the_run_after_it_stay_apart() -> None:
+    state = HistoryFilter(histories=gather(runs([10, 10, 10, 20, 10, 10])))
+    texts = {text.text: text for text in ElementTree.fromstring(state.picture()).iter(f"{SVG}text")}
+    up, down = (
+        next(t for words, t in texts.items() if words and words.startswith(w)) for w in ("slower", "faster")
+    )
+    assert float(down.attrib["y"]) - float(up.attrib["y"]) > 24
+
+
+@pytest.mark.parametrize("count", [1, 6, 8, 20, 27])
+def test_dates_stay_inside_and_apart(count: int) -> None:
+    state = HistoryFilter(histories=gather(runs([10.0] * count)))
+    places = []
+    for text in ElementTree.fromstring(state.picture()).iter(f"{SVG}text"):
+        if (text.text or "").startswith("2026-12-"):
+            x, wide = float(text.attrib["x"]), 70.0
+            end = text.attrib["text-anchor"] == "end"
+            places.append((x - wide, x) if end else (x - wide / 2, x + wide / 2))
+    assert places and all(low >= 0 and high <= WIDTH for low, high in places)
+    assert all(a[1] <= b[0] + 1 for a, b in itertools.pairwise(places))
+
+
 def test_hostile_names_are_text() -> None:
     state = HistoryFilter(histories=gather(runs([1], name="<script>&'\"")))
     assert "<script" not in state.html()
