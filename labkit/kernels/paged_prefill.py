@@ -67,7 +67,17 @@ def prefill_launch(
     kernel = source(q.dtype, layer.head_dim, group, layer.block_size, int8=layer.quantised)
     scale = math.log2(math.e) / math.sqrt(layer.head_dim)
     args: list[Any] = [q, layer.keys, layer.values, layer.key_scales, layer.value_scales]
-    args += [block_tables, lengths, query_starts, out, rows, layer.kv_heads, block_tables.shape[1], max_context, scale]
+    args += [
+        block_tables,
+        lengths,
+        query_starts,
+        out,
+        rows,
+        layer.kv_heads,
+        block_tables.shape[1],
+        max_context,
+        scale,
+    ]
     # As many tiles as rows of these tokens can have, however long each is: the lengths are on the device.
     grid = (q.shape[0] // queries(group) + rows, layer.kv_heads)
     shared = shared_bytes(layer.head_dim, int8=layer.quantised)
