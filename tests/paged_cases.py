@@ -364,7 +364,7 @@ def check_tall(case: Paged) -> Tensor:
     guard = 3  # rows behind the tokens
     room = torch.full((len(q) + guard, q.shape[1]), NAN, dtype=q.dtype, device=q.device)
     out = room[: len(q)]
-    assert case.attend(q, out=out, tall=True) is out
+    assert case.attend(q, out=out, tall_from=1) is out
     assert torch.equal(out, expected), f"{(out - expected).abs().max()}"
     assert room[len(q) :].isnan().all()
     return out
@@ -376,11 +376,11 @@ def check_odd_value(case: Paged, odd: float, *, tall: bool = False) -> None:
     Row 0 has 12 new tokens at least.
     """
     kv_heads, head_dim, count, at = case.layer.kv_heads, case.layer.head_dim, case.counts[0], 9
-    clean = case.attend(case.append(), tall=tall)
+    clean = case.attend(case.append(), tall_from=int(tall))
     column = (case.heads + kv_heads) * head_dim + 5  # of the first head's value
     case.qkv[at, column] = odd
     case.qkv[at + 2, column + 3] = -odd
-    y = case.attend(case.append(), tall=tall)
+    y = case.attend(case.append(), tall_from=int(tall))
     bad = torch.zeros(len(y), kv_heads, case.group, head_dim, dtype=torch.bool, device=y.device)
     bad[at:count, 0, :, 5] = bad[at + 2 : count, 0, :, 8] = True
     bad = bad.view_as(y)

@@ -148,7 +148,7 @@ class Step:
         out = torch.empty_like(pool.q)
         return lambda: paged.paged_attention(
             pool.q, pool.layer, pool.tables, self.lengths, self.starts, self.tiles,
-            max_context=pool.case.context, out=out, scratch=self.scratch, tall=tall,
+            max_context=pool.case.context, out=out, scratch=self.scratch, tall_from=int(tall),
         )  # fmt: skip
 
     def fused(self, pool: Pool) -> Callable[[], Tensor]:

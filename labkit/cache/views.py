@@ -39,6 +39,7 @@ class KVView:
         block_size: token slots a block.
         num_blocks: a pool must have at least so many for these tables.
         query_tile: queries of a tile at most; 0 where the maker of the tiles answers for them.
+        padded: counts and contexts are bounds; what each row really has is known on the device alone.
     """
 
     block_tables: Tensor
@@ -53,6 +54,7 @@ class KVView:
     block_size: int
     num_blocks: int
     query_tile: int = 0
+    padded: bool = False
 
     def __post_init__(self) -> None:
         rows, tokens = len(self.counts), sum(self.counts)

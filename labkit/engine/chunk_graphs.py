@@ -229,6 +229,7 @@ class ChunkGraphs:
             max_context=capacity,
             block_size=self.kv.block_size,
             num_blocks=self.kv.num_blocks,
+            padded=True,
         )
         return view, ids[:tokens], picks[:samples]
 

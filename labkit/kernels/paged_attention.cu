@@ -19,6 +19,7 @@
 // Alignment: 16 bytes for activations, keys, values, out and part; 8 for cos, sin and scales.
 //
 // Launch: grid (n tiles, or B if FUSED; kv_heads; ranges), block 32 WARPS; shared memory is static.
+// A row of `below` new tokens or more is left alone: paged_prefill.cu has it.
 // FUSED: a row whose length is negative or not below capacity is left alone. The kernel may overlap those
 // ahead of it (ptx.cuh) as long as none of them writes lengths, tables, angles, norms or positions below
 // lengths[b]: all that is read before they have finished. qkv, which the kernel ahead writes, is not
@@ -53,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_attention(
     const activation_t* __restrict__ q_norm, const activation_t* __restrict__ k_norm,
     activation_t* __restrict__ out, float* part, float* part_ml, unsigned* tickets,
     int kv_heads, int table_width, int capacity, int splits, int fine, int coarse, float scale_log2,
-    float eps)
+    float eps, int below)
 {
     __shared__ alignas(16) activation_t q_shared[ROWS_PADDED * Q_PITCH];
     __shared__ alignas(16) float warp_out[OUT_TILES * WARPS * CELLS];
@@ -90,11 +91,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_attention(
     grid_dependency_wait();
     const int tile_index = gridDim.x - 1 - blockIdx.x;  // the later queries have more to read
     const int row = tiles[2 * tile_index], of_row = tiles[2 * tile_index + 1];
-    const int start = query_starts[row];
-    const int count = min(QUERIES, query_starts[row + 1] - start - of_row);
+    const int start = query_starts[row], of_all = query_starts[row + 1] - start;
+    const int count = min(QUERIES, of_all - of_row);
     const int length = lengths[row] + of_row;
     const int last = length + count - 1, filled = last + 1;
-    const bool idle = lengths[row] < 0 || count <= 0 || last >= capacity;
+    const bool idle = lengths[row] < 0 || count <= 0 || last >= capacity || of_all >= below;
     const size_t first_query = static_cast<size_t>(start) + of_row;
 #endif
     const int used = last / TURN + 1;  // turns that hold a token

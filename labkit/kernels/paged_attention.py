@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -65,10 +66,12 @@ __all__ = [
     "rope_source",
     "source",
     "splits",
+    "tall_launch",
     "why_not",
 ]
 
 FILE = "paged_attention.cu"
+_ALL = 2**31 - 1
 MOST_ROWS = 16
 """Pairs of a query and a head that a block holds."""
 
@@ -108,7 +111,8 @@ def paged_attention(
     out: Tensor | None = None,
     scratch: Scratch | None = None,
     planned: Plan | None = None,
-    tall: bool = False,
+    tall_from: int = 0,
+    counts: Sequence[int] | None = None,
 ) -> Tensor:
     """New tokens attend to their row's cached tokens, themselves included: any mix of chunks and decode rows.
 
@@ -126,8 +130,9 @@ def paged_attention(
         out: [T, H D] to write; a new tensor by default.
         scratch: see :meth:`Scratch.new`, for n tiles; made here by default.
         planned: the launch's choice; by default the scratch's, or :func:`plan`.
-        tall: in the tall tiles of :mod:`labkit.kernels.paged_prefill`, which need neither ``tiles`` nor
-            scratch; the same bits.
+        tall_from: rows of at least so many new tokens are taken in the tall tiles of
+            :mod:`labkit.kernels.paged_prefill`, which need neither ``tiles`` nor scratch; 0: none. Same bits.
+        counts: new tokens of each row where the host knows them: no launch then for rows that are not there.
 
     Returns:
         [T, H D].
@@ -137,11 +142,18 @@ def paged_attention(
     """
     if out is None:
         out = torch.empty_like(q) if isinstance(q, Tensor) else q
-    launch = attention_launch(
-        q, layer, block_tables, lengths, query_starts, tiles, max_context, out, scratch, planned, tall
-    )
-    if q.shape[0] and (tall or tiles.shape[0]):
-        launch.run()
+    require(tall_from >= 0, "tall_from", tall_from, "at least 0")
+    some = tall_from if counts is None else max(counts, default=0)
+    few = 0 if counts is None else min(counts, default=0)
+    given = (q, layer, block_tables, lengths, query_starts, tiles, max_context, out)
+    if not tall_from or few < tall_from > 1:
+        launch = attention_launch(*given, scratch, planned, tall_from)
+        if tiles.shape[0]:
+            launch.run()
+    if tall_from and some >= tall_from:
+        launch = tall_launch(*given, tall_from)
+        if q.shape[0]:
+            launch.run()
     return out
 
 
@@ -156,28 +168,11 @@ def attention_launch(
     out: Tensor,
     scratch: Scratch | None = None,
     planned: Plan | None = None,
-    tall: bool = False,
+    tall_from: int = 0,
 ) -> Launch:
-    """The launch of :func:`paged_attention`."""
-    kv_heads, head_dim = layer.kv_heads, layer.head_dim
-    good = isinstance(q, Tensor) and q.ndim == 2 and q.dtype in ACTIVATIONS
-    group, rest = divmod(q.shape[1], kv_heads * head_dim) if good else (0, 1)
-    require(good and rest == 0, "q", describe(q), f"float16 or bfloat16 [T, H x {head_dim}]")
-    check_serves(layer, group, q.dtype, "q")
-    rows, count = block_tables.shape[0], tiles.shape[0]
-    check(
-        q.device,
-        ("q", q, q.dtype, tuple(q.shape)),
-        ("block_tables", block_tables, torch.int32, (rows, block_tables.shape[-1])),
-        ("lengths", lengths, torch.int32, (rows,)),
-        ("query_starts", query_starts, torch.int32, (rows + 1,)),
-        ("tiles", tiles, torch.int32, (count, 2)),
-        ("out", out, q.dtype, tuple(q.shape)),
-    )
-    _fits_tables("max_context", max_context, block_tables, layer)
-    if tall:
-        require(planned is None, "planned", planned, "None where tiles are tall: one block walks over a row")
-        return prefill_launch(q, layer, block_tables, lengths, query_starts, max_context, out)
+    """The launch of :func:`paged_attention` for rows of fewer new tokens than ``tall_from``, or for all."""
+    group = _check(q, layer, block_tables, lengths, query_starts, tiles, max_context, out)
+    kv_heads, head_dim, count = layer.kv_heads, layer.head_dim, tiles.shape[0]
     # A tile a token: rows of one token each, which need no more than their own heads.
     queries = 1 if count == q.shape[0] else query_tile(group)
     units = count * kv_heads
@@ -190,10 +185,67 @@ def attention_launch(
     check_scratch(scratch, units, group * queries, head_dim, max_context, chosen)
     args = _arguments(q, layer, block_tables, lengths, (query_starts, tiles, None, None, None, None), out)
     args += [scratch.part, scratch.part_ml, scratch.tickets, kv_heads, block_tables.shape[1], max_context]
-    args += [splits(max_context), chosen.fine, chosen.coarse, _scale(head_dim), 0.0]
+    args += [splits(max_context), chosen.fine, chosen.coarse, _scale(head_dim), 0.0, tall_from or _ALL]
     kernel = source(q.dtype, head_dim, group, layer.block_size, int8=layer.quantised, queries=queries)
     grid = (max(1, count), kv_heads, chosen.ranges(max_context))
     return Launch(kernel, grid, (32 * warps(layer.quantised),), args, q.device)
+
+
+def tall_launch(
+    q: Tensor,
+    layer: PagedLayer,
+    block_tables: Tensor,
+    lengths: Tensor,
+    query_starts: Tensor,
+    tiles: Tensor,
+    max_context: int,
+    out: Tensor,
+    tall_from: int = 1,
+) -> Launch:
+    """The launch of :func:`paged_attention` for rows of at least ``tall_from`` new tokens; no tiles."""
+    group = _check(q, layer, block_tables, lengths, query_starts, tiles, max_context, out)
+    return prefill_launch(
+        q,
+        layer,
+        block_tables,
+        lengths,
+        query_starts,
+        max_context,
+        out,
+        _scale(layer.head_dim),
+        group,
+        tall_from,
+    )
+
+
+def _check(
+    q: Tensor,
+    layer: PagedLayer,
+    block_tables: Tensor,
+    lengths: Tensor,
+    query_starts: Tensor,
+    tiles: Tensor,
+    max_context: int,
+    out: Tensor,
+) -> int:
+    """Query heads a key/value head, of arguments that fit."""
+    kv_heads, head_dim = layer.kv_heads, layer.head_dim
+    good = isinstance(q, Tensor) and q.ndim == 2 and q.dtype in ACTIVATIONS
+    group, rest = divmod(q.shape[1], kv_heads * head_dim) if good else (0, 1)
+    require(good and rest == 0, "q", describe(q), f"float16 or bfloat16 [T, H x {head_dim}]")
+    check_serves(layer, group, q.dtype, "q")
+    rows = block_tables.shape[0]
+    check(
+        q.device,
+        ("q", q, q.dtype, tuple(q.shape)),
+        ("block_tables", block_tables, torch.int32, (rows, block_tables.shape[-1])),
+        ("lengths", lengths, torch.int32, (rows,)),
+        ("query_starts", query_starts, torch.int32, (rows + 1,)),
+        ("tiles", tiles, torch.int32, (tiles.shape[0], 2)),
+        ("out", out, q.dtype, tuple(q.shape)),
+    )
+    _fits_tables("max_context", max_context, block_tables, layer)
+    return group
 
 
 def decode_attention(
@@ -285,7 +337,7 @@ def decode_launch(
     extra = (None, None, cos, sin, q_norm, k_norm)
     args = _arguments(qkv, layer, block_tables, lengths, extra, out)
     args += [scratch.part, scratch.part_ml, scratch.tickets, kv_heads, block_tables.shape[1], capacity]
-    args += [splits(capacity), chosen.fine, chosen.coarse, _scale(head_dim), float(eps)]
+    args += [splits(capacity), chosen.fine, chosen.coarse, _scale(head_dim), float(eps), _ALL]
     norm = q_norm is not None
     kernel = source(dtype, head_dim, group, layer.block_size, int8=layer.quantised, fused=True, qk_norm=norm)
     grid = (max(1, batch), kv_heads, chosen.ranges(capacity))

@@ -14,7 +14,8 @@
 // Alignment: 16 bytes.
 //
 // Launch: grid (tiles of QUERIES queries of a row, or more; kv_heads), block THREADS; dynamic shared memory:
-// SHARED bytes. A row whose length is negative, and a tile that reaches `capacity`, is left alone.
+// SHARED bytes. A row of fewer than `least` new tokens or of negative length, and a tile that reaches
+// `capacity`, are left alone.
 //
 // How
 //   A warp has 16 rows of the product, with their running total in shared memory. Keys and values come by
@@ -39,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) paged_prefill(
     const stored_t* __restrict__ values, const float* __restrict__ key_scales,
     const float* __restrict__ value_scales, const int* __restrict__ tables, const int* __restrict__ lengths,
     const int* __restrict__ query_starts, activation_t* __restrict__ out, int rows, int kv_heads,
-    int table_width, int capacity, float scale_log2)
+    int table_width, int capacity, int least, float scale_log2)
 {
     extern __shared__ __align__(16) unsigned char shared[];
     LABKIT_ASSERT(blockDim.x == THREADS && gridDim.y == kv_heads);
@@ -52,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) paged_prefill(
     grid_dependency_wait();
     int row, of_row;
     // The later queries have more to read: they begin.
-    if (!find_tile(query_starts, rows, gridDim.x - 1 - blockIdx.x, row, of_row)) {
+    if (!find_tile(query_starts, rows, least, gridDim.x - 1 - blockIdx.x, row, of_row)) {
         return;
     }
     const int start = query_starts[row], count = min(QUERIES, query_starts[row + 1] - start - of_row);

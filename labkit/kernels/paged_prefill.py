@@ -6,7 +6,6 @@ Same order of every sum as paged_attention.cu, so the same bits; a matter of spe
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import torch
@@ -22,6 +21,9 @@ FILE = "paged_prefill.cu"
 
 WARPS = 4
 """Of a block; each has 16 pairs of a query and a head."""
+
+TALL_FROM = 0
+"""New tokens of a row from which a decoder takes it in tall tiles; 0: never, for nothing was timed yet."""
 
 SLOTS = 4
 """Units of keys or values in a block's ring."""
@@ -60,24 +62,22 @@ def prefill_launch(
     query_starts: Tensor,
     max_context: int,
     out: Tensor,
+    scale: float,
+    group: int,
+    least: int,
 ) -> Launch:
-    """The launch; arguments as :func:`labkit.kernels.paged_attention.attention_launch` has checked them."""
-    group = q.shape[1] // (layer.kv_heads * layer.head_dim)
+    """The launch; see :func:`labkit.kernels.paged_attention.tall_launch`, which has checked the arguments.
+
+    Args:
+        scale: of the scores, in base 2.
+        group: query heads a key/value head.
+        least: rows of fewer new tokens are left alone.
+    """
     rows = block_tables.shape[0]
     kernel = source(q.dtype, layer.head_dim, group, layer.block_size, int8=layer.quantised)
-    scale = math.log2(math.e) / math.sqrt(layer.head_dim)
-    args: list[Any] = [q, layer.keys, layer.values, layer.key_scales, layer.value_scales]
-    args += [
-        block_tables,
-        lengths,
-        query_starts,
-        out,
-        rows,
-        layer.kv_heads,
-        block_tables.shape[1],
-        max_context,
-        scale,
-    ]
+    args: list[Any] = [q, layer.keys, layer.values, layer.key_scales, layer.value_scales, block_tables]
+    args += [lengths, query_starts, out, rows, layer.kv_heads, block_tables.shape[1], max_context]
+    args += [least, scale]
     # As many tiles as rows of these tokens can have, however long each is: the lengths are on the device.
     grid = (q.shape[0] // queries(group) + rows, layer.kv_heads)
     shared = shared_bytes(layer.head_dim, int8=layer.quantised)

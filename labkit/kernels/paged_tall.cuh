@@ -15,13 +15,14 @@ struct RowFactors {
 };
 
 // Row and first query of the block's tile; false where there is none.
-__device__ __forceinline__ bool find_tile(const int* query_starts, int rows, int tile, int& row, int& of_row)
+__device__ __forceinline__ bool find_tile(
+    const int* query_starts, int rows, int least, int tile, int& row, int& of_row)
 {
     const int lane = threadIdx.x % 32;
     for (int first = 0; first < rows; first += 32) {
         const int mine = min(first + lane, rows - 1);
         const int count = first + lane < rows ? query_starts[mine + 1] - query_starts[mine] : 0;
-        const int tiles = (count + QUERIES - 1) / QUERIES;
+        const int tiles = count < least ? 0 : (count + QUERIES - 1) / QUERIES;
         int behind = tiles;
 #pragma unroll
         for (int distance = 1; distance < 32; distance *= 2) {

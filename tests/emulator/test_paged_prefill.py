@@ -20,9 +20,9 @@ FP16, BF16 = cases.DTYPES
 
 
 def tall_launch(case: cases.Paged, q: torch.Tensor, out: torch.Tensor) -> Launch:
-    return paged.attention_launch(
+    return paged.tall_launch(
         q, case.layer, case.tables, case.int32(case.lengths), case.int32(case.starts), case.tiles(),
-        case.max_context, out, tall=True,
+        case.max_context, out,
     )  # fmt: skip
 
 
@@ -110,7 +110,7 @@ def test_idle_rows_and_tiles_beyond_the_context_are_left_alone() -> None:
     lengths = case.int32((20, -1, 0))
     paged.paged_attention(
         q, case.layer, case.tables, lengths, case.int32(case.starts), case.tiles(), max_context=50,
-        out=out, tall=True,
+        out=out, tall_from=1,
     )  # fmt: skip
     assert torch.equal(out[:30], expected[:30]) and torch.equal(out[35:], expected[35:])
     assert out[30:35].isnan().all()
@@ -121,10 +121,10 @@ def test_a_key_serves_as_many_queries_as_it_should() -> None:
     case = paged_case((128, 8, 1), ((0, 128),))
     q = case.append()
     sectors = {}
-    for tall in (False, True):
-        launch = paged.attention_launch(
+    for tall, make in ((False, paged.attention_launch), (True, paged.tall_launch)):
+        launch = make(
             q, case.layer, case.tables, case.int32(case.lengths), case.int32(case.starts), case.tiles(),
-            case.max_context, torch.empty_like(q), tall=tall,
+            case.max_context, torch.empty_like(q),
         )  # fmt: skip
         sectors[tall] = launch.trace().sectors(buffer="keys")
     tokens = {
@@ -134,10 +134,30 @@ def test_a_key_serves_as_many_queries_as_it_should() -> None:
     assert sectors[False] >= tokens[False] * 8 > 3.8 * sectors[True]
 
 
-def test_a_plan_is_for_the_other_kernel() -> None:
-    case = paged_case((64, 4, 1), ((20, 30),))
-    with pytest.raises(InputError, match="planned"):
-        case.attend(case.append(), tall=True, planned=paged.Plan(1, 4))
+@pytest.mark.parametrize("known", [False, True])
+def test_each_row_is_taken_by_one_of_the_two(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of few new tokens by the other kernel, the rest in tall tiles; no launch where there are none."""
+    case = paged_case((64, 4, 1), ((200, 1), (20, 30), (0, 7), (40, 8)))
+    q = case.append()
+    expected = case.attend(q)
+    ran: list[str] = []
+    run = Launch.run
+    monkeypatch.setattr(Launch, "run", lambda self: (ran.append(self.source.name), run(self))[1])
+    short, tall = "paged_attention", "paged_prefill"
+    for tall_from, wanted in (
+        (0, [short]),
+        (1, [tall]),
+        (8, [short, tall]),
+        (30, [short, tall]),
+        (31, [short]),
+    ):
+        ran.clear()
+        out = torch.full_like(q, cases.NAN)
+        case.attend(q, out=out, tall_from=tall_from, counts=case.counts if known else None)
+        assert torch.equal(out, expected), tall_from
+        assert ran == (wanted if known or tall_from < 2 else [short, tall])
+    with pytest.raises(InputError, match="tall_from"):
+        case.attend(q, tall_from=-1)
 
 
 def test_queries_of_a_tile() -> None:

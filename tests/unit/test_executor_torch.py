@@ -19,6 +19,7 @@ from labkit.engine.executor_torch import TorchExecutor
 from labkit.engine.request import Status
 from labkit.engine.sampling import SamplingParams
 from labkit.errors import InputError
+from labkit.kernels import paged_prefill
 from labkit.models.decoder import Decoder
 from labkit.models.step_model import DecoderLayers
 from labkit.models.step_weights import dense_table, step_weights
@@ -238,8 +239,13 @@ def test_parts_that_do_not_belong_together_are_refused_by_name() -> None:
 # --- kernels, in the emulator -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_no_policy_changes_a_bit_on_the_kernels(policy: str) -> None:
+@pytest.mark.parametrize(
+    ("policy", "tall_from"), [*((one, 0) for one in POLICIES), ("mixed", 3), ("ticks", 1)]
+)
+def test_no_policy_changes_a_bit_on_the_kernels(
+    policy: str, tall_from: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paged_prefill, "TALL_FROM", tall_from)
     executor = on_kernels()
     assert executor.feeds and not executor.concurrent
     prompts = prompts_of(5, 300, count=5)
@@ -247,6 +253,20 @@ def test_no_policy_changes_a_bit_on_the_kernels(policy: str) -> None:
     assert executor.differences == [] and executor.compared > 0
     for prompt, request in zip(prompts, requests, strict=True):
         assert request.output_ids == executor.reference.tokens(prompt, COUNT)
+
+
+def test_tall_tiles_are_taken_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    from labkit.kernels.launch import Launch
+
+    ran: list[str] = []
+    run_one = Launch.run
+    monkeypatch.setattr(Launch, "run", lambda self: (ran.append(self.source.name), run_one(self))[1])
+    for tall_from in (0, 4):
+        ran.clear()
+        monkeypatch.setattr(paged_prefill, "TALL_FROM", tall_from)
+        prompts = prompts_of(5, 300, count=2)
+        Engine(on_kernels(), policy="mixed").generate(prompts, SamplingParams(max_tokens=2))
+        assert ("paged_prefill" in ran) == (tall_from > 0)
 
 
 def test_a_row_is_fed_with_a_token_that_the_host_has_not_seen() -> None:
