@@ -105,6 +105,17 @@ __device__ __forceinline__ unsigned place_of(const Step& step, const Cache& cach
     return token < cache.filled ? place : NOWHERE;
 }
 
+// The token of a group of PIECES threads: neighbours take tokens apart, so that what eight threads write at
+// once, 128 bytes, meets no bank twice (of 64 bytes of values in VALUE_PITCH, of 32 likewise).
+template <int PIECES>
+__device__ __forceinline__ int spread(int group)
+{
+    if (PIECES == 4) {
+        return (group & ~7) | (group & 1) << 2 | (group & 7) >> 1;
+    }
+    return PIECES == 2 ? (group & ~7) | (group & 3) << 1 | (group & 7) >> 2 : group;
+}
+
 // Copies PIECES pieces of each of TOKENS tokens, whose places are given. Unless `whole`, zeros for a token
 // that is not filled.
 template <int TOKENS, int PIECES, int PITCH>
@@ -115,13 +126,14 @@ __device__ __forceinline__ void request_tokens(
     const unsigned token_bytes = HEAD_DIM * sizeof(stored_t), pitch = PITCH * sizeof(stored_t);
     const int copies = TOKENS * PIECES / THREADS;
     if (whole && THREADS % PIECES == 0 && TOKENS * PIECES % THREADS == 0) {
+        const int token = spread<PIECES>(threadIdx.x / PIECES);
         unsigned place[copies > 0 ? copies : 1];
 #pragma unroll
         for (int i = 0; i < copies; ++i) {  // the copies stand together: each bout costs three idle loads
-            place[i] = places[threadIdx.x / PIECES + i * (THREADS / PIECES)];
+            place[i] = places[token + i * (THREADS / PIECES)];
         }
         const unsigned char* mine = bytes + threadIdx.x % PIECES * 16;
-        unsigned char* mine_to = to + pinned(threadIdx.x / PIECES * pitch + threadIdx.x % PIECES * 16);
+        unsigned char* mine_to = to + pinned(token * pitch + threadIdx.x % PIECES * 16);
 #pragma unroll
         for (int i = 0; i < copies; ++i) {
             const unsigned char* p = mine + static_cast<unsigned long long>(place[i]) * token_bytes;

@@ -81,7 +81,8 @@ __device__ __forceinline__ void find_scores(
         uint4 k[GROUPS8];
 #pragma unroll
         for (int t = 0; t < GROUPS8; ++t) {
-            k[t] = columns_of(*reinterpret_cast<const piece_t*>(keys + 8 * t * KEY_PITCH + column));
+            const piece_t piece = *reinterpret_cast<const piece_t*>(keys + 8 * t * KEY_PITCH + column);
+            k[t] = columns_of(piece);
             const unsigned b0[2] = {k[t].x, k[t].y};
             multiply(score[t], a0, b0);
         }

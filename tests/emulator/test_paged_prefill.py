@@ -134,6 +134,20 @@ def test_a_key_serves_as_many_queries_as_it_should() -> None:
     assert sectors[False] >= tokens[False] * 8 > 3.8 * sectors[True]
 
 
+@pytest.mark.parametrize("int8", [False, True])
+def test_no_bank_is_met_twice_on_the_way(int8: bool) -> None:
+    """Keys and values into the ring, and out of it into fragments; whole steps alone."""
+    case = paged_case((128, 8, 1), ((248, 8),), int8=int8)
+    q = case.append()
+    trace = tall_launch(case, q, torch.empty_like(q)).trace()
+    for kind in ("cp.async write", "read", "ldmatrix"):
+        passes = [
+            trace.total(metric, space="shared", kind=kind) for metric in ("wavefronts", "ideal_wavefronts")
+        ]
+        assert passes[0] == passes[1], kind
+        assert passes[0] > 0 or (int8 and kind == "ldmatrix")
+
+
 @pytest.mark.parametrize("known", [False, True])
 def test_each_row_is_taken_by_one_of_the_two(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of few new tokens by the other kernel, the rest in tall tiles; no launch where there are none."""
