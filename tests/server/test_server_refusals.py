@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 import time
@@ -246,12 +247,16 @@ def test_who_never_says_what_he_wants_is_left(server: ThreadServer, said: str) -
 
 def test_a_client_that_pauses_between_requests_is_kept(server: ThreadServer) -> None:
     """The time of a head begins with its first byte."""
-    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as connection:
-        connection.settimeout(60)
-        for _ in range(2):
-            connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert connection.recv(10_000).startswith(b"HTTP/1.1 200")
-            time.sleep(0.6)
+    client = http.client.HTTPConnection("127.0.0.1", int(server.url.rpartition(":")[2]), timeout=60)
+    used = []
+    for _ in range(2):
+        client.request("GET", "/health")
+        used.append(client.sock)
+        answer = client.getresponse()
+        assert (answer.status, answer.read()) == (200, b'{"status":"ok"}')
+        time.sleep(0.6)
+    assert used[0] is used[1], "the client had to connect again"
+    client.close()
 
 
 def test_other_kinds_of_bodies(server: ThreadServer) -> None:
