@@ -96,6 +96,13 @@ class Paged:
             **({"max_context": self.max_context} | options),
         )  # fmt: skip
 
+    def chunks(self, q: Tensor, out: Tensor) -> paged.Chunks:
+        """The same, to be launched."""
+        return paged.Chunks(
+            q, self.layer, self.tables, self.int32(self.lengths), self.int32(self.starts), self.tiles(),
+            self.max_context, out,
+        )  # fmt: skip
+
     def scratch(self, planned: paged.Plan | None = None, capacity: int | None = None) -> paged.Scratch:
         """For the fused step."""
         layer = self.layer

@@ -10,12 +10,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from labkit.errors import require
+from labkit.kernels import paged_prefill
 from labkit.kernels.launch import Launch
 from labkit.kernels.paged_checks import (
     HEAD_DIMS,
@@ -40,7 +42,6 @@ from labkit.kernels.paged_plan import (
     splits,
     warps,
 )
-from labkit.kernels.paged_prefill import prefill_launch
 from labkit.kernels.rmsnorm import ACTIVATIONS
 from labkit.kernels.rope_append import rope_append, rope_launch, rope_source
 from labkit.kernels.source import KernelSource
@@ -53,9 +54,9 @@ __all__ = [
     "MOST_GROUP",
     "TURN",
     "WALK",
+    "Chunks",
     "Plan",
     "Scratch",
-    "attention_launch",
     "decode_attention",
     "decode_launch",
     "paged_attention",
@@ -66,7 +67,6 @@ __all__ = [
     "rope_source",
     "source",
     "splits",
-    "tall_launch",
     "why_not",
 ]
 
@@ -145,107 +145,92 @@ def paged_attention(
     require(tall_from >= 0, "tall_from", tall_from, "at least 0")
     some = tall_from if counts is None else max(counts, default=0)
     few = 0 if counts is None else min(counts, default=0)
-    given = (q, layer, block_tables, lengths, query_starts, tiles, max_context, out)
-    if not tall_from or few < tall_from > 1:
-        launch = attention_launch(*given, scratch, planned, tall_from)
-        if tiles.shape[0]:
-            launch.run()
-    if tall_from and some >= tall_from:
-        launch = tall_launch(*given, tall_from)
-        if q.shape[0]:
-            launch.run()
+    step = Chunks(q, layer, block_tables, lengths, query_starts, tiles, max_context, out)
+    if (not tall_from or few < tall_from > 1) and tiles.shape[0]:
+        step.launch(scratch, planned, tall_from).run()
+    if tall_from and some >= tall_from and q.shape[0]:
+        step.tall_launch(tall_from).run()
     return out
 
 
-def attention_launch(
-    q: Tensor,
-    layer: PagedLayer,
-    block_tables: Tensor,
-    lengths: Tensor,
-    query_starts: Tensor,
-    tiles: Tensor,
-    max_context: int,
-    out: Tensor,
-    scratch: Scratch | None = None,
-    planned: Plan | None = None,
-    tall_from: int = 0,
-) -> Launch:
-    """The launch of :func:`paged_attention` for rows of fewer new tokens than ``tall_from``, or for all."""
-    group = _check(q, layer, block_tables, lengths, query_starts, tiles, max_context, out)
-    kv_heads, head_dim, count = layer.kv_heads, layer.head_dim, tiles.shape[0]
-    # A tile a token: rows of one token each, which need no more than their own heads.
-    queries = 1 if count == q.shape[0] else query_tile(group)
-    units = count * kv_heads
-    if scratch is None:
-        scratch = Scratch.new(
-            count, kv_heads, group, head_dim, max_context, q.device,
-            queries=queries, int8=layer.quantised, planned=planned,
-        )  # fmt: skip
-    chosen = planned or scratch.planned
-    check_scratch(scratch, units, group * queries, head_dim, max_context, chosen)
-    args = _arguments(q, layer, block_tables, lengths, (query_starts, tiles, None, None, None, None), out)
-    args += [scratch.part, scratch.part_ml, scratch.tickets, kv_heads, block_tables.shape[1], max_context]
-    args += [splits(max_context), chosen.fine, chosen.coarse, _scale(head_dim), 0.0, tall_from or _ALL]
-    kernel = source(q.dtype, head_dim, group, layer.block_size, int8=layer.quantised, queries=queries)
-    grid = (max(1, count), kv_heads, chosen.ranges(max_context))
-    return Launch(kernel, grid, (32 * warps(layer.quantised),), args, q.device)
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Arguments of :func:`paged_attention`, checked once for both of its launches.
 
+    Raises:
+        InputError: as there.
+    """
 
-def tall_launch(
-    q: Tensor,
-    layer: PagedLayer,
-    block_tables: Tensor,
-    lengths: Tensor,
-    query_starts: Tensor,
-    tiles: Tensor,
-    max_context: int,
-    out: Tensor,
-    tall_from: int = 1,
-) -> Launch:
-    """The launch of :func:`paged_attention` for rows of at least ``tall_from`` new tokens; no tiles."""
-    group = _check(q, layer, block_tables, lengths, query_starts, tiles, max_context, out)
-    return prefill_launch(
-        q,
-        layer,
-        block_tables,
-        lengths,
-        query_starts,
-        max_context,
-        out,
-        _scale(layer.head_dim),
-        group,
-        tall_from,
-    )
+    q: Tensor
+    layer: PagedLayer
+    block_tables: Tensor
+    lengths: Tensor
+    query_starts: Tensor
+    tiles: Tensor
+    max_context: int
+    out: Tensor
 
+    def __post_init__(self) -> None:
+        q, layer = self.q, self.layer
+        width = layer.kv_heads * layer.head_dim
+        good = isinstance(q, Tensor) and q.ndim == 2 and q.dtype in ACTIVATIONS and q.shape[1] % width == 0
+        require(good, "q", describe(q), f"float16 or bfloat16 [T, H x {layer.head_dim}]")
+        check_serves(layer, self.group, q.dtype, "q")
+        rows = self.block_tables.shape[0]
+        check(
+            q.device,
+            ("q", q, q.dtype, tuple(q.shape)),
+            ("block_tables", self.block_tables, torch.int32, (rows, self.block_tables.shape[-1])),
+            ("lengths", self.lengths, torch.int32, (rows,)),
+            ("query_starts", self.query_starts, torch.int32, (rows + 1,)),
+            ("tiles", self.tiles, torch.int32, (self.tiles.shape[0], 2)),
+            ("out", self.out, q.dtype, tuple(q.shape)),
+        )
+        _fits_tables("max_context", self.max_context, self.block_tables, layer)
 
-def _check(
-    q: Tensor,
-    layer: PagedLayer,
-    block_tables: Tensor,
-    lengths: Tensor,
-    query_starts: Tensor,
-    tiles: Tensor,
-    max_context: int,
-    out: Tensor,
-) -> int:
-    """Query heads a key/value head, of arguments that fit."""
-    kv_heads, head_dim = layer.kv_heads, layer.head_dim
-    good = isinstance(q, Tensor) and q.ndim == 2 and q.dtype in ACTIVATIONS
-    group, rest = divmod(q.shape[1], kv_heads * head_dim) if good else (0, 1)
-    require(good and rest == 0, "q", describe(q), f"float16 or bfloat16 [T, H x {head_dim}]")
-    check_serves(layer, group, q.dtype, "q")
-    rows = block_tables.shape[0]
-    check(
-        q.device,
-        ("q", q, q.dtype, tuple(q.shape)),
-        ("block_tables", block_tables, torch.int32, (rows, block_tables.shape[-1])),
-        ("lengths", lengths, torch.int32, (rows,)),
-        ("query_starts", query_starts, torch.int32, (rows + 1,)),
-        ("tiles", tiles, torch.int32, (tiles.shape[0], 2)),
-        ("out", out, q.dtype, tuple(q.shape)),
-    )
-    _fits_tables("max_context", max_context, block_tables, layer)
-    return group
+    @property
+    def group(self) -> int:
+        """Query heads a key/value head."""
+        return self.q.shape[1] // (self.layer.kv_heads * self.layer.head_dim)
+
+    def launch(
+        self, scratch: Scratch | None = None, planned: Plan | None = None, tall_from: int = 0
+    ) -> Launch:
+        """For rows of fewer new tokens than ``tall_from``, or for all."""
+        q, layer, group, max_context = self.q, self.layer, self.group, self.max_context
+        kv_heads, head_dim, count = layer.kv_heads, layer.head_dim, self.tiles.shape[0]
+        # A tile a token: rows of one token each, which need no more than their own heads.
+        queries = 1 if count == q.shape[0] else query_tile(group)
+        units = count * kv_heads
+        if scratch is None:
+            scratch = Scratch.new(
+                count, kv_heads, group, head_dim, max_context, q.device,
+                queries=queries, int8=layer.quantised, planned=planned,
+            )  # fmt: skip
+        chosen = planned or scratch.planned
+        check_scratch(scratch, units, group * queries, head_dim, max_context, chosen)
+        extra = (self.query_starts, self.tiles, None, None, None, None)
+        args = _arguments(q, layer, self.block_tables, self.lengths, extra, self.out)
+        args += [scratch.part, scratch.part_ml, scratch.tickets, kv_heads, self.block_tables.shape[1]]
+        args += [max_context, splits(max_context), chosen.fine, chosen.coarse, _scale(head_dim), 0.0]
+        args += [tall_from or _ALL]
+        kernel = source(q.dtype, head_dim, group, layer.block_size, int8=layer.quantised, queries=queries)
+        grid = (max(1, count), kv_heads, chosen.ranges(max_context))
+        return Launch(kernel, grid, (32 * warps(layer.quantised),), args, q.device)
+
+    def tall_launch(self, tall_from: int = 1) -> Launch:
+        """For rows of at least so many new tokens; no use for tiles."""
+        q, layer, rows = self.q, self.layer, self.block_tables.shape[0]
+        kernel = paged_prefill.source(
+            q.dtype, layer.head_dim, self.group, layer.block_size, int8=layer.quantised
+        )
+        args: list[Any] = [q, layer.keys, layer.values, layer.key_scales, layer.value_scales]
+        args += [self.block_tables, self.lengths, self.query_starts, self.out, rows, layer.kv_heads]
+        args += [self.block_tables.shape[1], self.max_context, tall_from, _scale(layer.head_dim)]
+        # As many tiles as rows of these tokens can have, however long each is: the lengths are on the device.
+        grid = (q.shape[0] // paged_prefill.queries(self.group) + rows, layer.kv_heads)
+        shared = paged_prefill.shared_bytes(layer.head_dim, int8=layer.quantised)
+        return Launch(kernel, grid, (32 * paged_prefill.WARPS,), args, q.device, shared_bytes=shared)
 
 
 def decode_attention(

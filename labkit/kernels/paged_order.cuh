@@ -33,6 +33,39 @@ struct TileScales {
 #endif
 };
 
+// Scores of a tile, of 32 columns more: two k-steps of q (a0, a1) against the pieces of a lane's keys.
+__device__ __forceinline__ void add_scores(
+    float (&score)[GROUPS8][4], const unsigned (&a0)[4], const unsigned (&a1)[4],
+    const piece_t (&key)[GROUPS8])
+{
+    uint4 k[GROUPS8];
+#pragma unroll
+    for (int t = 0; t < GROUPS8; ++t) {  // products that wait for each other stand apart
+        k[t] = columns_of(key[t]);
+        const unsigned b0[2] = {k[t].x, k[t].y};
+        multiply(score[t], a0, b0);
+    }
+#pragma unroll
+    for (int t = 0; t < GROUPS8; ++t) {
+        const unsigned b1[2] = {k[t].z, k[t].w};
+        multiply(score[t], a1, b1);
+    }
+}
+
+// INT8: scores of codes become scores.
+__device__ __forceinline__ void scale_scores(float (&score)[GROUPS8][4], const TileScales& scales)
+{
+#if KV_INT8
+#pragma unroll
+    for (int t = 0; t < GROUPS8; ++t) {
+        score[t][0] = __fmul_rn(score[t][0], scales.key[t].x);
+        score[t][1] = __fmul_rn(score[t][1], scales.key[t].y);
+        score[t][2] = __fmul_rn(score[t][2], scales.key[t].x);
+        score[t][3] = __fmul_rn(score[t][3], scales.key[t].y);
+    }
+#endif
+}
+
 // What a part (a warp of a split, a split) adds to a row's total so far, of largest score `most`. One without
 // tokens has the sum zero and changes nothing.
 struct Factors {

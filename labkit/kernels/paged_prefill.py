@@ -1,4 +1,4 @@
-"""The tall-tile launch of attention over paged keys and values: paged_prefill.cu, for chunks of a prompt.
+"""The tall-tile kernel of attention over paged keys and values: paged_prefill.cu, for chunks of a prompt.
 
 Same order of every sum as paged_attention.cu, so the same bits; a matter of speed alone.
 """
@@ -6,13 +6,9 @@ Same order of every sum as paged_attention.cu, so the same bits; a matter of spe
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch
-from torch import Tensor
 
-from labkit.kernels.launch import Launch
-from labkit.kernels.paged_layer import PagedLayer
 from labkit.kernels.paged_plan import TURN, warps
 from labkit.kernels.rmsnorm import ACTIVATIONS
 from labkit.kernels.source import KernelSource
@@ -52,33 +48,3 @@ def shared_bytes(head_dim: int, *, int8: bool = False) -> int:
     factors = (4 if int8 else 3) * warps(int8) * 16 * 4
     query, running = 2 * chunks * 32 * 16, 4 * 16 * 32 * chunks
     return SLOTS * max(key, value) + WARPS * (running + query + factors) + 8 * TURN
-
-
-def prefill_launch(
-    q: Tensor,
-    layer: PagedLayer,
-    block_tables: Tensor,
-    lengths: Tensor,
-    query_starts: Tensor,
-    max_context: int,
-    out: Tensor,
-    scale: float,
-    group: int,
-    least: int,
-) -> Launch:
-    """The launch; see :func:`labkit.kernels.paged_attention.tall_launch`, which has checked the arguments.
-
-    Args:
-        scale: of the scores, in base 2.
-        group: query heads a key/value head.
-        least: rows of fewer new tokens are left alone.
-    """
-    rows = block_tables.shape[0]
-    kernel = source(q.dtype, layer.head_dim, group, layer.block_size, int8=layer.quantised)
-    args: list[Any] = [q, layer.keys, layer.values, layer.key_scales, layer.value_scales, block_tables]
-    args += [lengths, query_starts, out, rows, layer.kv_heads, block_tables.shape[1], max_context]
-    args += [least, scale]
-    # As many tiles as rows of these tokens can have, however long each is: the lengths are on the device.
-    grid = (q.shape[0] // queries(group) + rows, layer.kv_heads)
-    shared = shared_bytes(layer.head_dim, int8=layer.quantised)
-    return Launch(kernel, grid, (32 * WARPS,), args, q.device, shared_bytes=shared)

@@ -20,28 +20,14 @@ __device__ __forceinline__ void find_scores(
             b = load_16(q_shared + (ROWS_PADDED - 8 + g) * Q_PITCH + 32 * c + 8 * q);
         }
         const unsigned a0[4] = {a.x, b.x, a.y, b.y}, a1[4] = {a.z, b.z, a.w, b.w};
-        uint4 k[GROUPS8];
-#pragma unroll
-        for (int t = 0; t < GROUPS8; ++t) {  // products that wait for each other stand apart
-            k[t] = columns_of(tile.key[t][c]);
-            const unsigned b0[2] = {k[t].x, k[t].y};
-            multiply(score[t], a0, b0);
-        }
+        piece_t key[GROUPS8];
 #pragma unroll
         for (int t = 0; t < GROUPS8; ++t) {
-            const unsigned b1[2] = {k[t].z, k[t].w};
-            multiply(score[t], a1, b1);
+            key[t] = tile.key[t][c];
         }
+        add_scores(score, a0, a1, key);
     }
-#if KV_INT8
-#pragma unroll
-    for (int t = 0; t < GROUPS8; ++t) {
-        score[t][0] = __fmul_rn(score[t][0], tile.scales.key[t].x);
-        score[t][1] = __fmul_rn(score[t][1], tile.scales.key[t].y);
-        score[t][2] = __fmul_rn(score[t][2], tile.scales.key[t].x);
-        score[t][3] = __fmul_rn(score[t][3], tile.scales.key[t].y);
-    }
-#endif
+    scale_scores(score, tile.scales);
 }
 
 __device__ __forceinline__ void scale_rows(

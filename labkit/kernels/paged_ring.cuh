@@ -19,8 +19,6 @@
 #define VALUE_UNITS CHUNKS
 #define UNITS (KEY_UNITS + VALUE_UNITS)
 #define TILES (TURN / TILE)             // of a step
-#define TILES_A_WARP COARSE             // of a split of COARSE turns
-#define STEPS COARSE                    // of such a split
 #define PIECE (16 / (int)sizeof(stored_t))  // elements of 16 bytes
 
 // Elements between tokens, so that a warp's reads meet no bank twice.

@@ -78,19 +78,12 @@ __device__ __forceinline__ void find_scores(
         const int column = HEAD_DIM % 32 == 0 || 32 * c + 8 * q < HEAD_DIM ? 32 * c : 0;
         const uint4 a = query[c][0], b = query[c][1];
         const unsigned a0[4] = {a.x, a.y, a.z, a.w}, a1[4] = {b.x, b.y, b.z, b.w};
-        uint4 k[GROUPS8];
+        piece_t key[GROUPS8];
 #pragma unroll
         for (int t = 0; t < GROUPS8; ++t) {
-            const piece_t piece = *reinterpret_cast<const piece_t*>(keys + 8 * t * KEY_PITCH + column);
-            k[t] = columns_of(piece);
-            const unsigned b0[2] = {k[t].x, k[t].y};
-            multiply(score[t], a0, b0);
+            key[t] = *reinterpret_cast<const piece_t*>(keys + 8 * t * KEY_PITCH + column);
         }
-#pragma unroll
-        for (int t = 0; t < GROUPS8; ++t) {
-            const unsigned b1[2] = {k[t].z, k[t].w};
-            multiply(score[t], a1, b1);
-        }
+        add_scores(score, a0, a1, key);
     }
 }
 
@@ -109,11 +102,8 @@ __device__ __forceinline__ bool weigh_tile(
     for (int t = 0; t < GROUPS8; ++t) {
         scales.key[t] = *reinterpret_cast<const float2*>(scales_of_keys + 8 * t + 2 * q);
         scales.value[t] = *reinterpret_cast<const float2*>(scales_of_keys + 32 + 8 * t + 2 * q);
-        score[t][0] = __fmul_rn(score[t][0], scales.key[t].x);
-        score[t][1] = __fmul_rn(score[t][1], scales.key[t].y);
-        score[t][2] = __fmul_rn(score[t][2], scales.key[t].x);
-        score[t][3] = __fmul_rn(score[t][3], scales.key[t].y);
     }
+    scale_scores(score, scales);
 #else
     if (first + TILE - 1 > seen_by_all) {
 #pragma unroll

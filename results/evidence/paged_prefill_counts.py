@@ -19,11 +19,11 @@ CARDS = ("rtx3050-laptop", "h200")
 def sectors(case: Case, kind: str, tall: bool) -> int:
     """32-byte sectors of keys and values that one launch reads, by the emulator's trace."""
     pool, step = Pool.new(case, kind, "cpu", 0), Step.new(case, kind, "cpu")
-    make = paged_attention.tall_launch if tall else paged_attention.attention_launch
-    launch = make(
+    chunks = paged_attention.Chunks(
         pool.q, pool.layer, pool.tables, step.lengths, step.starts, step.tiles, case.context,
         torch.empty_like(pool.q),
     )  # fmt: skip
+    launch = chunks.tall_launch() if tall else chunks.launch()
     trace = launch.trace()
     assert trace.ok, trace.faults
     return sum(int(trace.sectors(buffer=name)) for name in ("keys", "values"))

@@ -84,10 +84,7 @@ def test_no_race_and_nothing_out_of_bounds(shape: tuple[int, int, int], int8: bo
     trace = launch.trace()
     assert trace.ok, trace.faults
     out = torch.full_like(q, cases.NAN)
-    launch = paged.attention_launch(
-        q, chunk.layer, chunk.tables, chunk.int32(chunk.lengths), chunk.int32(chunk.starts), chunk.tiles(),
-        chunk.max_context, out, planned=paged.Plan(1, 4),
-    )  # fmt: skip
+    launch = chunk.chunks(q, out).launch(planned=paged.Plan(1, 4))
     trace = launch.trace()
     assert trace.ok, trace.faults
     assert torch.equal(out, chunk.attend(q))

@@ -19,13 +19,6 @@ from labkit.kernels.launch import Launch
 FP16, BF16 = cases.DTYPES
 
 
-def tall_launch(case: cases.Paged, q: torch.Tensor, out: torch.Tensor) -> Launch:
-    return paged.tall_launch(
-        q, case.layer, case.tables, case.int32(case.lengths), case.int32(case.starts), case.tiles(),
-        case.max_context, out,
-    )  # fmt: skip
-
-
 FORMATS = ((FP16, False), (BF16, True), (BF16, False), (FP16, True))
 """Dtype and INT8. Shapes take turns with them: a set of constants takes seconds to compile."""
 
@@ -93,7 +86,7 @@ def test_no_race_and_nothing_out_of_bounds(
     case = paged_case(shape, rows, int8=int8)
     q = case.append()
     expected, out = case.attend(q), torch.full_like(q, cases.NAN)
-    launch = tall_launch(case, q, out)
+    launch = case.chunks(q, out).tall_launch()
     trace = launch.trace()
     assert trace.ok, trace.faults
     assert torch.equal(out, expected)
@@ -121,11 +114,8 @@ def test_a_key_serves_as_many_queries_as_it_should() -> None:
     case = paged_case((128, 8, 1), ((0, 128),))
     q = case.append()
     sectors = {}
-    for tall, make in ((False, paged.attention_launch), (True, paged.tall_launch)):
-        launch = make(
-            q, case.layer, case.tables, case.int32(case.lengths), case.int32(case.starts), case.tiles(),
-            case.max_context, torch.empty_like(q),
-        )  # fmt: skip
+    step = case.chunks(q, torch.empty_like(q))
+    for tall, launch in ((False, step.launch()), (True, step.tall_launch())):
         sectors[tall] = launch.trace().sectors(buffer="keys")
     tokens = {
         tall: sum(min(i + step, 128) for i in range(0, 128, step)) for tall, step in ((False, 2), (True, 8))
@@ -139,7 +129,7 @@ def test_no_bank_is_met_twice_on_the_way(int8: bool) -> None:
     """Keys and values into the ring, and out of it into fragments; whole steps alone."""
     case = paged_case((128, 8, 1), ((248, 8),), int8=int8)
     q = case.append()
-    trace = tall_launch(case, q, torch.empty_like(q)).trace()
+    trace = case.chunks(q, torch.empty_like(q)).tall_launch().trace()
     for kind in ("cp.async write", "read", "ldmatrix"):
         passes = [
             trace.total(metric, space="shared", kind=kind) for metric in ("wavefronts", "ideal_wavefronts")
