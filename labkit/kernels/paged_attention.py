@@ -111,7 +111,7 @@ def paged_attention(
     out: Tensor | None = None,
     scratch: Scratch | None = None,
     planned: Plan | None = None,
-    tall_from: int = 0,
+    tall_from: int | None = None,
     counts: Sequence[int] | None = None,
 ) -> Tensor:
     """New tokens attend to their row's cached tokens, themselves included: any mix of chunks and decode rows.
@@ -131,7 +131,8 @@ def paged_attention(
         scratch: see :meth:`Scratch.new`, for n tiles; made here by default.
         planned: the launch's choice; by default the scratch's, or :func:`plan`.
         tall_from: rows of at least so many new tokens are taken in the tall tiles of
-            :mod:`labkit.kernels.paged_prefill`, which need neither ``tiles`` nor scratch; 0: none. Same bits.
+            :mod:`labkit.kernels.paged_prefill`, which need neither ``tiles`` nor scratch; 0: none. By default
+            what is faster. Same bits.
         counts: new tokens of each row where the host knows them: no launch then for rows that are not there.
 
     Returns:
@@ -142,10 +143,14 @@ def paged_attention(
     """
     if out is None:
         out = torch.empty_like(q) if isinstance(q, Tensor) else q
+    step = Chunks(q, layer, block_tables, lengths, query_starts, tiles, max_context, out)
+    if tall_from is None:
+        known = [q.shape[0]] if counts is None else counts
+        shape = (layer.kv_heads, layer.head_dim, step.group)
+        tall_from = paged_prefill.tall_from(known, *shape, q.device, int8=layer.quantised)
     require(tall_from >= 0, "tall_from", tall_from, "at least 0")
     some = tall_from if counts is None else max(counts, default=0)
     few = 0 if counts is None else min(counts, default=0)
-    step = Chunks(q, layer, block_tables, lengths, query_starts, tiles, max_context, out)
     if (not tall_from or few < tall_from > 1) and tiles.shape[0]:
         step.launch(scratch, planned, tall_from).run()
     if tall_from and some >= tall_from and q.shape[0]:

@@ -6,6 +6,7 @@ Same order of every sum as paged_attention.cu, so the same bits; a matter of spe
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 
@@ -18,8 +19,13 @@ FILE = "paged_prefill.cu"
 WARPS = 4
 """Of a block; each has 16 pairs of a query and a head."""
 
-TALL_FROM = 0
-"""New tokens of a row from which a decoder takes it in tall tiles; 0: never, for nothing was timed yet."""
+ENOUGH_BLOCKS = 2
+"""Blocks a multiprocessor, resident and to do, from which tall tiles are taken.
+
+Timed on an H200 (results/evidence/paged_attention.md): with one a multiprocessor they are 1.07 to 1.4 times
+slower than the other kernel, a block's four warps waiting for their own results; with four, of which two are
+resident, 1.24 to 1.6 times faster.
+"""
 
 SLOTS = 4
 """Units of keys or values in a block's ring."""
@@ -38,6 +44,34 @@ def source(
 def queries(group: int) -> int:
     """Queries of one row that a block takes together."""
     return 16 * WARPS // group
+
+
+def tall_from(
+    counts: Sequence[int], kv_heads: int, head_dim: int, group: int, device: torch.device, *, int8: bool
+) -> int:
+    """New tokens from which a step's rows are to be taken in tall tiles; 0: none of them.
+
+    Args:
+        counts: new tokens of each row, or of all rows together where no more is known.
+        kv_heads, head_dim, group, int8: of the cache and its queries.
+        device: where; on a CPU, whose emulator has no speed to gain, none.
+    """
+    if device.type != "cuda":
+        return 0
+    multiprocessors, shared = _facts(device)
+    step = queries(group)
+    blocks = kv_heads * sum(-(-count // step) for count in counts if count >= step)
+    # A block has some bytes of its own beside what it asks for.
+    resident = shared // (shared_bytes(head_dim, int8=int8) + 1024)
+    return step if min(resident, blocks / multiprocessors) >= ENOUGH_BLOCKS else 0
+
+
+@functools.lru_cache(maxsize=64)
+def _facts(device: torch.device) -> tuple[int, int]:
+    """Multiprocessors, and bytes of shared memory of each."""
+    properties = torch.cuda.get_device_properties(device)
+    # Where torch does not say, no two blocks are known to fit.
+    return properties.multi_processor_count, getattr(properties, "shared_memory_per_multiprocessor", 0)
 
 
 def shared_bytes(head_dim: int, *, int8: bool = False) -> int:

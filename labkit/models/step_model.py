@@ -20,7 +20,6 @@ from labkit.cache.paged import PagedKV
 from labkit.cache.views import KVView
 from labkit.errors import require
 from labkit.kernels import paged_attention as attention
-from labkit.kernels import paged_prefill
 from labkit.kernels.paged_layer import BLOCK_SIZES
 from labkit.kernels.rmsnorm import rmsnorm
 from labkit.models.config import ModelConfig
@@ -219,7 +218,6 @@ class StepModel:
             view.tiles,
             max_context=view.max_context,
             scratch=scratch,
-            tall_from=paged_prefill.TALL_FROM,
             counts=None if view.padded else view.counts,
         )
         x = linear(attended, layer.out, bias=layer.out_bias, residual=x)

@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from labkit.cache.paged import PagedKV, Places, as_range
 from labkit.cache.views import KVView
 from labkit.errors import require
-from labkit.kernels import paged_attention, paged_prefill
+from labkit.kernels import paged_attention
 from labkit.kernels.paged_layer import PagedLayer, dequantise
 from labkit.models.config import ModelConfig
 from labkit.nn.angles import Angles, own_angles, stretches
@@ -217,7 +217,6 @@ class PagedAttention:
 
     Attributes:
         reason: why torch attends, or an empty string.
-        tall_from: rows of so many new tokens go in tall tiles, see labkit.kernels.paged_attention; 0: none.
 
     Raises:
         InputError: a view that the storage cannot serve; or kernels that were asked for and do not exist.
@@ -232,9 +231,7 @@ class PagedAttention:
         angles: Angles,
         *,
         kernels: bool | None = None,
-        tall_from: int | None = None,
     ) -> None:
-        self.tall_from = paged_prefill.TALL_FROM if tall_from is None else tall_from
         shapes = [(one.num_layers, one.num_kv_heads, one.head_dim) for one in (kv.config, config)]
         text = "{} layers, {} KV heads of {}"
         require(shapes[0] == shapes[1], "kv", text.format(*shapes[0]), text.format(*shapes[1]))
@@ -301,7 +298,6 @@ class PagedAttention:
             view.tiles,
             max_context=view.max_context,
             scratch=self._scratch,
-            tall_from=self.tall_from,
             counts=None if view.padded else view.counts,
         )
 

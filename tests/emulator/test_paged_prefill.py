@@ -166,3 +166,23 @@ def test_each_row_is_taken_by_one_of_the_two(known: bool, monkeypatch: pytest.Mo
 
 def test_queries_of_a_tile() -> None:
     assert [paged_prefill.queries(group) for group in (1, 3, 7, 8, 16)] == [64, 21, 9, 8, 4]
+
+
+@pytest.mark.parametrize(
+    ("counts", "facts", "int8", "expected"),
+    [
+        ([1024], (132, 233_472), False, 0),  # 256 blocks: not two a multiprocessor
+        ([1088], (132, 233_472), False, 8),
+        ([512, 512, 64], (132, 233_472), True, 8),
+        ([1088], (16, 102_400), False, 0),  # one block fits a multiprocessor
+        ([7] * 1000, (132, 233_472), False, 0),  # no row that fills a tile
+        ([], (132, 233_472), False, 0),
+    ],
+)
+def test_tall_tiles_are_taken_where_two_blocks_share_a_multiprocessor(
+    counts: list[int], facts: tuple[int, int], int8: bool, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paged_prefill, "_facts", lambda device: facts)
+    found = paged_prefill.tall_from(counts, 2, 128, 8, torch.device("cuda"), int8=int8)
+    assert found == expected
+    assert paged_prefill.tall_from(counts, 2, 128, 8, torch.device("cpu"), int8=int8) == 0

@@ -11,6 +11,7 @@ from paged_cases import paged_case
 
 from labkit.kernels import paged_attention as paged
 from labkit.kernels import paged_prefill
+from labkit.kernels.launch import Launch
 from labkit.kernels.paged_layer import PagedLayer
 
 pytestmark = pytest.mark.gpu
@@ -69,6 +70,25 @@ def test_tall_tiles_show_a_value_that_is_no_number_from_its_token_on(
         for history in (0, 127, 2500):
             case = paged_case(shape, ((history, 50), (40, 13)), dtype=dtype, device="cuda")
             cases.check_odd_value(case, odd, tall=True)
+
+
+def test_the_launch_that_is_chosen_has_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long chunks of many heads fill this GPU with tall tiles, one row of a few tokens does not."""
+    ran: list[str] = []
+    run = Launch.run
+    monkeypatch.setattr(Launch, "run", lambda self: (ran.append(self.source.name), run(self))[1])
+    facts = paged_prefill._facts(torch.device("cuda", torch.cuda.current_device()))
+    long = paged_case((128, 4, 8), ((700, 1500), (3, 1), (0, 1800)), device="cuda")
+    for case, enough in (
+        (long, 2 * facts[0] <= 207 * 8),
+        (paged_case((128, 8, 2), ((9, 64),), device="cuda"), False),
+    ):
+        q = case.append()
+        expected = case.attend(q, tall_from=0)
+        ran.clear()
+        assert torch.equal(case.attend(q, counts=case.counts), expected)
+        resident = facts[1] // paged_prefill.shared_bytes(128)
+        assert ("paged_prefill" in ran) == (enough and resident >= 2)
 
 
 @pytest.mark.parametrize("block_size", [8, 16, 32, 64])

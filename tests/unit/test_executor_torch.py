@@ -245,7 +245,7 @@ def test_parts_that_do_not_belong_together_are_refused_by_name() -> None:
 def test_no_policy_changes_a_bit_on_the_kernels(
     policy: str, tall_from: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paged_prefill, "TALL_FROM", tall_from)
+    monkeypatch.setattr(paged_prefill, "tall_from", lambda *_, **__: tall_from)
     executor = on_kernels()
     assert executor.feeds and not executor.concurrent
     prompts = prompts_of(5, 300, count=5)
@@ -263,7 +263,7 @@ def test_tall_tiles_are_taken_where_they_are_asked_for(monkeypatch: pytest.Monke
     monkeypatch.setattr(Launch, "run", lambda self: (ran.append(self.source.name), run_one(self))[1])
     for tall_from in (0, 4):
         ran.clear()
-        monkeypatch.setattr(paged_prefill, "TALL_FROM", tall_from)
+        monkeypatch.setattr(paged_prefill, "tall_from", lambda *_, at=tall_from, **__: at)
         prompts = prompts_of(5, 300, count=2)
         Engine(on_kernels(), policy="mixed").generate(prompts, SamplingParams(max_tokens=2))
         assert ("paged_prefill" in ran) == (tall_from > 0)
