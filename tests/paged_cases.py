@@ -393,3 +393,34 @@ def check_odd_value(case: Paged, odd: float, *, tall: bool = False) -> None:
     bad = bad.view_as(y)
     assert torch.equal(y.isfinite(), ~bad)
     assert torch.equal(y[~bad], clean[~bad])
+
+
+QUERY_SIZES = ((1e-6, 1), (1e-3, 30), (1, 1e3), (300, 100), (2e4, 1))
+"""Factor of q, and of one of its columns: subnormal halves up to the largest."""
+
+
+def check_query_sizes(dtype: torch.dtype, size: float, outlier: float, device: str = "cpu") -> None:
+    """INT8 at a q of any size, one column of which is ``outlier`` times as large, is as near as torch."""
+    case = paged_case((64, 4, 1), ((300, 5), (2100, 1)), dtype=dtype, int8=True, device=device)
+    q = case.append().float() * size
+    q[:, 7::64] *= outlier
+    q = q.clamp(-6e4, 6e4).to(dtype)
+    wide = q.view(len(q), 4, 64)
+    out = case.attend(q)
+    near(out, reference(case, wide, dtype), reference(case, wide), dtype)
+    assert torch.equal(case.attend(q, tall_from=1), out)
+
+
+def check_odd_query(odd: float, *, int8: bool, device: str = "cpu") -> None:
+    """A q that is no number shows in its own head of its own token, and changes no other bit."""
+    case = paged_case((64, 4, 2), ((200, 12), (30, 1)), int8=int8, device=device)
+    q = case.append()
+    clean = case.attend(q)
+    q.view(len(q), 8, 64)[[4, 12], [1, 6], [60, 3]] = odd
+    bad = torch.zeros(len(q), 8, 64, dtype=torch.bool, device=q.device)
+    bad[4, 1] = bad[12, 6] = True
+    bad = bad.view_as(q)
+    for tall_from in (0, 1):
+        y = case.attend(q, tall_from=tall_from)
+        assert y[bad].isnan().all()
+        assert torch.equal(y[~bad], clean[~bad])

@@ -41,8 +41,9 @@
 //   Tokens beyond the tile's last are masked in the score and not read: a free block may hold anything.
 //   A value beyond a query's position that is no number meets a zero: see add_values_apart.
 //   f32 scores, softmax in base 2; a probability is rounded to activation_t before it meets V, and the
-//   rounded one is what the sum counts. INT8: the key's scale multiplies the score, the value's the
-//   probability, over a power of two near the largest so far (unit), so that small scales lose nothing.
+//   rounded one is what the sum counts. INT8: q is two digits of eight bits, scores are sums of integers
+//   (paged_digits.cuh); the key's scale multiplies the score, the value's the probability, over a power of
+//   two near the largest so far (unit), so that small scales lose nothing.
 
 #include "paged_merge.cuh"
 #include "paged_product.cuh"
@@ -61,6 +62,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_attention(
     __shared__ alignas(16) float running[ROW_TILES * CELLS];
     __shared__ float warp_max[WARPS * ROWS_PADDED];
     __shared__ float warp_sum[WARPS * ROWS_PADDED];
+#if KV_INT8
+    __shared__ float warp_unit[WARPS * ROWS_PADDED];
+    __shared__ float steps[ROWS_PADDED];
+#else
+    float* const steps = nullptr;
+#endif
     __shared__ unsigned arrived;
 #if FUSED
     __shared__ alignas(16) stored_t new_key[32 * CHUNKS];
@@ -170,9 +177,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_attention(
         if (is_q || is_k) {
             rope_head(low[r], high[r], cosine, sine, is_q ? q_norm : k_norm, eps, lane);
         }
-        if (is_q && lane < WORDS) {
-            store_word(q_shared + head * Q_PITCH + 2 * lane, low[r]);
-            store_word(q_shared + head * Q_PITCH + HEAD_DIM / 2 + 2 * lane, high[r]);
+        if (is_q) {
+            put_query(q_shared, steps, head, low[r], high[r], lane);
         }
         if ((r == GROUP / WARPS || r == (GROUP + 1) / WARPS) && (is_k || is_v)) {
             const size_t block = static_cast<size_t>(new_block) * cache.scale_stride;
@@ -185,38 +191,50 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_attention(
     zero_new(new_key, new_value);
     const int filled_rows = GROUP;
 #else
-    for (int i = threadIdx.x; i < ROWS * (HEAD_DIM / 8); i += THREADS) {
-        const int r = i / (HEAD_DIM / 8), column = i % (HEAD_DIM / 8) * 8;
+#pragma unroll
+    for (int i = 0; i < (ROWS + WARPS - 1) / WARPS; ++i) {
+        const int r = i * WARPS + warp;
         const size_t of_query = (first_query + r / GROUP) * heads + kv_head * GROUP + r % GROUP;
-        *reinterpret_cast<uint4*>(q_shared + r * Q_PITCH + column) =
-            r < rows ? load_16(query + of_query * HEAD_DIM + column) : make_uint4(0, 0, 0, 0);
+        const bool there = r < rows && lane < WORDS;
+        const activation_t* p = query + of_query * HEAD_DIM + 2 * lane;
+        const unsigned low = there ? load_word(p) : 0u, high = there ? load_word(p + HEAD_DIM / 2) : 0u;
+        if (r < ROWS) {
+            put_query(q_shared, steps, r, low, high, lane);
+        }
     }
     const int filled_rows = ROWS;
 #endif
     zero_rest(q_shared, filled_rows);
+#if KV_INT8
+    if (threadIdx.x < ROWS_PADDED - filled_rows) {
+        steps[filled_rows + threadIdx.x] = 0.f;
+    }
+#endif
     __syncthreads();
 
     // Position of a lane's rows g (and g + 8); rows that are none have the last one's.
     int limit[ROW_TILES];
+    float scale[ROW_TILES];
 #pragma unroll
     for (int h = 0; h < ROW_TILES; ++h) {
+#if KV_INT8
+        scale[h] = __fmul_rn(steps[8 * h + g], scale_log2);
+#else
+        scale[h] = scale_log2;
+#endif
         limit[h] = QUERIES == 1 ? last : min(length + (8 * h + g) / GROUP, last);
     }
     float acc[ROW_TILES][4 * BLOCKS64][4];
     Sums sums;
     float most[ROW_TILES] = {}, total[ROW_TILES] = {};  // of the splits so far, a thread's rows
     bool fresh = true;  // a split begins
+    if (CLEAR_EARLY) {
+        clear(acc, sums);
+    }
     for (; turn < end; ++turn) {
         const int first = turn * TURN + warp * TILE;
-        if (fresh) {
-#pragma unroll
-            for (int h = 0; h < ROW_TILES; ++h) {
-#pragma unroll
-                for (int i = 0; i < 4 * BLOCKS64; ++i) {
-                    acc[h][i][0] = acc[h][i][1] = acc[h][i][2] = acc[h][i][3] = 0.f;
-                }
-            }
-            clear(sums);
+        if (!CLEAR_EARLY && fresh) {
+            clear(acc, sums);
         }
         if (first <= last) {  // the whole warp
 #if FUSED
@@ -237,8 +255,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_attention(
             }
             unsigned weight[ROW_TILES][GROUPS8];
             float rescale[ROW_TILES];
-            const bool moved =
-                find_weights(weight, rescale, sums, score, tile.scales, first + 2 * q, limit, scale_log2);
+            const bool whole = first + TILE - 1 <= length;
+            const bool moved = find_weights(
+                weight, rescale, sums, score, tile.scales, first + 2 * q, whole, limit, scale);
             if (!fresh && __any_sync(0xffffffffu, moved)) {  // else all factors are one
                 scale_rows(acc, rescale, q);
             }
@@ -291,32 +310,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_attention(
                 if (q == 0) {
                     warp_max[warp * ROWS_PADDED + 8 * h + g] = sums.largest[h];
                     warp_sum[warp * ROWS_PADDED + 8 * h + g] = all;
+#if KV_INT8
+                    warp_unit[warp * ROWS_PADDED + 8 * h + g] = sums.unit[h];
+#endif
                 }
                 float* to = warp_out + ((h - begin) * WARPS + warp) * CELLS + 8 * g + 2 * q;
-#if KV_INT8
-                const float f0 = __shfl_sync(0xffffffffu, sums.unit[h], 8 * q);
-                const float f1 = __shfl_sync(0xffffffffu, sums.unit[h], 8 * q + 4);
-#else
-                const float f0 = 1.f, f1 = 1.f;
-#endif
 #pragma unroll
                 for (int i = 0; i < 4 * BLOCKS64; ++i) {
-                    *reinterpret_cast<float2*>(to + 2 * i * 64) =
-                        make_float2(__fmul_rn(acc[h][i][0], f0), __fmul_rn(acc[h][i][1], f1));
-                    *reinterpret_cast<float2*>(to + (2 * i + 1) * 64) =
-                        make_float2(__fmul_rn(acc[h][i][2], f0), __fmul_rn(acc[h][i][3], f1));
+                    *reinterpret_cast<float2*>(to + 2 * i * 64) = make_float2(acc[h][i][0], acc[h][i][1]);
+                    *reinterpret_cast<float2*>(to + (2 * i + 1) * 64) = make_float2(acc[h][i][2], acc[h][i][3]);
                 }
             }
             __syncthreads();
 #pragma unroll
             for (int h = begin; h < begin + OUT_TILES; ++h) {
                 const int of_tile = 8 * h + threadIdx.x % 8;  // the row of all of this thread's items
-                float top = MINUS_INFINITY, all = 0.f;
+                float top = NOTHING, all = 0.f;
                 Factors of_warp[WARPS];
 #pragma unroll
                 for (int w = 0; w < WARPS; ++w) {
                     const int at = w * ROWS_PADDED + of_tile;
                     of_warp[w] = add_sum(top, all, warp_max[at], warp_sum[at]);
+#if KV_INT8
+                    of_warp[w].part = __fmul_rn(of_warp[w].part, warp_unit[at]);
+#endif
                 }
                 const bool first_split = !prefix || split == 0;
                 Factors by = {0.f, 1.f};
@@ -359,6 +376,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_attention(
                 }
             }
             __syncthreads();
+        }
+        if (CLEAR_EARLY) {
+            clear(acc, sums);
         }
     }
     const int ranges = ranges_of_row();

@@ -21,6 +21,10 @@
 #define CHUNKS ((HEAD_DIM + 31) / 32)  // of 32 columns: a lane's piece of a key
 #define GROUPS8 (TILE / 8)             // of 8 tokens
 
+// What a row's exponents count from before it has seen a token: below every score, and a number, so that the
+// difference of two is none either.
+#define NOTHING (-0x1p127f)
+
 __device__ __forceinline__ int split_of(int turn)
 {
     return turn < FINE_TURNS ? turn : FINE_TURNS + (turn - FINE_TURNS) / COARSE;
@@ -33,54 +37,38 @@ struct TileScales {
 #endif
 };
 
+#if !KV_INT8
 // Scores of a tile, of 32 columns more: two k-steps of q (a0, a1) against the pieces of a lane's keys.
 __device__ __forceinline__ void add_scores(
     float (&score)[GROUPS8][4], const unsigned (&a0)[4], const unsigned (&a1)[4],
     const piece_t (&key)[GROUPS8])
 {
-    uint4 k[GROUPS8];
 #pragma unroll
     for (int t = 0; t < GROUPS8; ++t) {  // products that wait for each other stand apart
-        k[t] = columns_of(key[t]);
-        const unsigned b0[2] = {k[t].x, k[t].y};
+        const unsigned b0[2] = {key[t].x, key[t].y};
         multiply(score[t], a0, b0);
     }
 #pragma unroll
     for (int t = 0; t < GROUPS8; ++t) {
-        const unsigned b1[2] = {k[t].z, k[t].w};
+        const unsigned b1[2] = {key[t].z, key[t].w};
         multiply(score[t], a1, b1);
     }
 }
-
-// INT8: scores of codes become scores.
-__device__ __forceinline__ void scale_scores(float (&score)[GROUPS8][4], const TileScales& scales)
-{
-#if KV_INT8
-#pragma unroll
-    for (int t = 0; t < GROUPS8; ++t) {
-        score[t][0] = __fmul_rn(score[t][0], scales.key[t].x);
-        score[t][1] = __fmul_rn(score[t][1], scales.key[t].y);
-        score[t][2] = __fmul_rn(score[t][2], scales.key[t].x);
-        score[t][3] = __fmul_rn(score[t][3], scales.key[t].y);
-    }
 #endif
-}
 
-// What a part (a warp of a split, a split) adds to a row's total so far, of largest score `most`. One without
-// tokens has the sum zero and changes nothing.
+// What a part (a warp of a split, a split) adds to a row's total so far, `most` being what the total's
+// exponents count from, `of_part` the part's. One without tokens has the sum zero, counts from NOTHING and
+// changes nothing.
 struct Factors {
     float total, part;
 };
 
 __device__ __forceinline__ Factors add_sum(float& most, float& sum, float of_part, float weight)
 {
-    const float both = fmaxf(most, of_part), base = both == MINUS_INFINITY ? 0.f : both;
-    Factors by = {exp2_approx(__fadd_rn(most, -base)), exp2_approx(__fadd_rn(of_part, -base))};
-    const bool none = weight == 0.f;
-    by.total = none ? 1.f : by.total;
-    by.part = none ? 0.f : by.part;
+    const float both = fmaxf(most, of_part);
+    const Factors by = {exp2_approx(__fadd_rn(most, -both)), exp2_approx(__fadd_rn(of_part, -both))};
     sum = __fmaf_rn(weight, by.part, __fmul_rn(sum, by.total));
-    most = none ? most : both;
+    most = both;
     return by;
 }
 

@@ -75,25 +75,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) paged_prefill(
     // q of a lane's rows, as the fragments of its products; a row beyond the last has its q and is not
     // written. They are read anew for every step: meanwhile the values need the registers.
     uint4* fragments = reinterpret_cast<uint4*>(shared + QUERY_AT + warp * QUERY_BYTES) + lane;
+    uint4 of_rows[CHUNKS][2];
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
-        uint4 of_rows[2];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int at = min(16 * warp + 8 * h + g, count * GROUP - 1), column = 32 * c + 8 * q;
             const size_t of_head_row = static_cast<size_t>(at / GROUP) * heads + at % GROUP;
             const size_t place = first_place + of_head_row * HEAD_DIM;
             const bool there = HEAD_DIM % 32 == 0 || column < HEAD_DIM;
-            of_rows[h] = there ? load_16(query + place + column) : make_uint4(0, 0, 0, 0);
+            of_rows[c][h] = there ? load_16(query + place + column) : make_uint4(0, 0, 0, 0);
         }
-        const uint4 a = of_rows[0], b = of_rows[1];
-        fragments[2 * c * 32] = make_uint4(a.x, b.x, a.y, b.y);
-        fragments[(2 * c + 1) * 32] = make_uint4(a.z, b.z, a.w, b.w);
     }
+    float scale[2] = {scale_log2, scale_log2};
+    put_fragments(fragments, scale, of_rows);
     // Where a lane reads and writes in a unit and in the factors: kept, not computed anew at every use.
     const unsigned of_keys = pinned((g * KEY_PITCH + 8 * q) * sizeof(stored_t));
     const unsigned of_values = pinned(value_offset(lane) * sizeof(stored_t));
-    const float scale = __uint_as_float(pinned(__float_as_uint(scale_log2)));
 
     const bool each = has_odd_value(cache, length + 1, length + count);
     const int passes = each ? count : 1;
@@ -176,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) paged_prefill(
                 blocks[i] = block_of(next, cache, i * THREADS + threadIdx.x);
             }
             if (step.warp == 0) {
-                split_most[0] = split_most[1] = MINUS_INFINITY;
+                split_most[0] = split_most[1] = NOTHING;
                 split_total[0] = split_total[1] = 0.f;
 #pragma unroll
                 for (int i = 0; i < 16 * VALUE_UNITS; ++i) {

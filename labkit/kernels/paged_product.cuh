@@ -1,13 +1,52 @@
 // The products of a tile and what lies between them: scores, softmax, output. See paged_attention.cu.
 #pragma once
+#include "paged_digits.cuh"
 #include "paged_tile.cuh"
 
 #include "paged_softmax.cuh"
 
-// Lane (g, q) gets the scores of rows g (and g + 8) at tokens 8t + 2q, +1.
+// q of a row, which a warp holds as rope_head does, to its place in shared memory; INT8: and its step.
+__device__ __forceinline__ void put_query(
+    activation_t* q_shared, float* steps, int row, unsigned low, unsigned high, int lane)
+{
+#if KV_INT8
+    const float step = store_digits(q_shared + row * Q_PITCH, low, high, lane);
+    if (lane == 0) {
+        steps[row] = step;
+    }
+#else
+    if (lane < WORDS) {
+        store_word(q_shared + row * Q_PITCH + 2 * lane, low);
+        store_word(q_shared + row * Q_PITCH + HEAD_DIM / 2 + 2 * lane, high);
+    }
+#endif
+}
+
+// Lane (g, q) gets the scores of rows g (and g + 8) at tokens 8t + 2q, +1. q_shared has Q_PITCH a row:
+// activations, or for INT8 digits.
 __device__ __forceinline__ void find_scores(
     float (&score)[GROUPS8][4], const Tile& tile, const activation_t* q_shared, int g, int q)
 {
+#if KV_INT8
+#pragma unroll
+    for (int h = 0; h < ROW_TILES; ++h) {
+        int product[GROUPS8][4];
+#pragma unroll
+        for (int t = 0; t < GROUPS8; ++t) {
+            product[t][0] = product[t][1] = product[t][2] = product[t][3] = 0;
+        }
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) {
+            piece_t key[GROUPS8];
+#pragma unroll
+            for (int t = 0; t < GROUPS8; ++t) {
+                key[t] = tile.key[t][c];
+            }
+            add_products(product, load_16(q_shared + (8 * h + g) * Q_PITCH + 32 * c + 8 * q), key);
+        }
+        scores_of(score, h, product, tile.scales);
+    }
+#else
 #pragma unroll
     for (int t = 0; t < GROUPS8; ++t) {
         score[t][0] = score[t][1] = score[t][2] = score[t][3] = 0.f;
@@ -27,7 +66,20 @@ __device__ __forceinline__ void find_scores(
         }
         add_scores(score, a0, a1, key);
     }
-    scale_scores(score, tile.scales);
+#endif
+}
+
+// A split begins.
+__device__ __forceinline__ void clear(float (&acc)[ROW_TILES][4 * BLOCKS64][4], Sums& sums)
+{
+#pragma unroll
+    for (int h = 0; h < ROW_TILES; ++h) {
+#pragma unroll
+        for (int i = 0; i < 4 * BLOCKS64; ++i) {
+            acc[h][i][0] = acc[h][i][1] = acc[h][i][2] = acc[h][i][3] = 0.f;
+        }
+    }
+    clear(sums);
 }
 
 __device__ __forceinline__ void scale_rows(

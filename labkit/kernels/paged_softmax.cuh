@@ -3,8 +3,12 @@
 #pragma once
 #include "paged_order.cuh"
 
-// What a lane knows of its rows g (and g + 8) in the split: the largest score, its share of the sum of the
-// probabilities, and for INT8 the power of two that the output is a multiple of.
+// How far beyond what the exponents count from a score may be: a probability is at most two to this.
+#define SLACK 8.f
+
+// What a lane knows of its rows g (and g + 8) in the split: the score that their exponents count from, near
+// the largest; its share of the sum of the probabilities; and for INT8 the power of two that the output is a
+// multiple of.
 struct Sums {
     float largest[ROW_TILES], sum[ROW_TILES];
 #if KV_INT8
@@ -16,7 +20,7 @@ __device__ __forceinline__ void clear(Sums& sums)
 {
 #pragma unroll
     for (int h = 0; h < ROW_TILES; ++h) {
-        sums.largest[h] = MINUS_INFINITY;
+        sums.largest[h] = NOTHING;
         sums.sum[h] = 0.f;
 #if KV_INT8
         sums.unit[h] = 0x1p-100f;
@@ -25,15 +29,34 @@ __device__ __forceinline__ void clear(Sums& sums)
 }
 
 // Probabilities as the output's product wants them; rescale is what the rows' sums so far are multiplied by,
-// and the result says whether any of it is not one. `token` is a lane's first. Without MASKED no token is
-// beyond its row's limit, or its score is minus infinity already.
-template <bool MASKED = true>
+// and the result says whether any of it is not one. `scale` makes a score's unit one of base 2; `token` is a
+// lane's first; unless the tile is `whole`, some are beyond a row's limit. A row counts its exponents anew
+// only when a score is SLACK beyond: what a row does depends on it alone.
 __device__ __forceinline__ bool find_weights(
     unsigned (&weight)[ROW_TILES][GROUPS8], float (&rescale)[ROW_TILES], Sums& sums,
-    float (&score)[GROUPS8][4], const TileScales& scales, int token, const int (&limit)[ROW_TILES],
-    float scale_log2)
+    float (&score)[GROUPS8][4], const TileScales& scales, int token, bool whole,
+    const int (&limit)[ROW_TILES], const float (&scale)[ROW_TILES])
 {
     bool moved = false;
+#if KV_INT8
+    float2 of_value[ROW_TILES][GROUPS8];
+#pragma unroll
+    for (int i = 0; i < ROW_TILES * GROUPS8; ++i) {
+        of_value[i / GROUPS8][i % GROUPS8] = scales.value[i % GROUPS8];
+    }
+#endif
+    if (!whole) {
+#pragma unroll
+        for (int i = 0; i < 2 * ROW_TILES * GROUPS8; ++i) {
+            const int t = i / 2 / ROW_TILES, h = i / 2 % ROW_TILES, e = i % 2;
+            if (token + 8 * t + e > limit[h]) {
+                score[t][2 * h + e] = MINUS_INFINITY;
+#if KV_INT8  // zero times a scale that was never written must stay zero
+                (e == 0 ? of_value[h][t].x : of_value[h][t].y) = 0.f;
+#endif
+            }
+        }
+    }
 #pragma unroll
     for (int h = 0; h < ROW_TILES; ++h) {
         float top = MINUS_INFINITY;
@@ -45,23 +68,21 @@ __device__ __forceinline__ bool find_weights(
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 float& s = score[t][2 * h + e];
-                const bool seen = !MASKED || token + 8 * t + e <= limit[h];
-                s = seen ? __fmul_rn(s, scale_log2) : MINUS_INFINITY;
+                s = __fmul_rn(s, scale[h]);
                 top = fmaxf(top, s);
 #if KV_INT8
-                const float of_value = e == 0 ? scales.value[t].x : scales.value[t].y;
-                scale_top = fmaxf(scale_top, seen ? of_value : 0.f);
+                scale_top = fmaxf(scale_top, e == 0 ? of_value[h][t].x : of_value[h][t].y);
 #endif
             }
         }
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-        top = fmaxf(top, sums.largest[h]);
-        const float base = top == MINUS_INFINITY ? 0.f : top;
+        const bool grows = top > __fadd_rn(sums.largest[h], SLACK);
+        const float base = grows ? top : sums.largest[h];
         const float factor = exp2_approx(__fadd_rn(sums.largest[h], -base));
         rescale[h] = factor;
-        moved = moved || top != sums.largest[h];
-        sums.largest[h] = top;
+        moved = moved || grows;
+        sums.largest[h] = base;
 #if KV_INT8
         scale_top = fmaxf(scale_top, __shfl_xor_sync(0xffffffffu, scale_top, 1));
         scale_top = fmaxf(scale_top, __shfl_xor_sync(0xffffffffu, scale_top, 2));
@@ -79,9 +100,7 @@ __device__ __forceinline__ bool find_weights(
             const float a = exp2_approx(__fadd_rn(score[t][2 * h], -base));
             const float b = exp2_approx(__fadd_rn(score[t][2 * h + 1], -base));
 #if KV_INT8
-            // Zero times a scale that was never written must stay zero.
-            const float va = token + 8 * t <= limit[h] ? __fmul_rn(scales.value[t].x, inverse) : 0.f;
-            const float vb = token + 8 * t + 1 <= limit[h] ? __fmul_rn(scales.value[t].y, inverse) : 0.f;
+            const float va = __fmul_rn(of_value[h][t].x, inverse), vb = __fmul_rn(of_value[h][t].y, inverse);
             weight[h][t] = bits_of(from_floats(__fmul_rn(a, va), __fmul_rn(b, vb)));
             added = __fadd_rn(added, __fadd_rn(a, b));
 #else

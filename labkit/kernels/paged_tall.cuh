@@ -2,6 +2,7 @@
 #pragma once
 #include "paged_ring.cuh"
 #define ROW_TILES 2
+#include "paged_digits.cuh"
 #include "paged_softmax.cuh"
 
 #define RUNNING (16 * 32 * VALUE_UNITS)  // floats of a warp's running total
@@ -9,9 +10,6 @@
 // Of a warp's 16 rows in a step: how a tile's sum so far is scaled, and how a warp of the split joins it.
 struct RowFactors {
     float rescale[TILES][16], total[TILES][16], part[TILES][16];
-#if KV_INT8
-    float unit[TILES][16];
-#endif
 };
 
 // Row and first query of the block's tile; false where there is none.
@@ -63,28 +61,84 @@ __device__ __forceinline__ bool has_odd_value(const Cache& cache, int begin, int
     return __syncthreads_or(odd);
 }
 
-// Lane (g, q) gets the scores of rows g and g + 8 at tokens 8t + 2q, +1 of a tile; `keys` is token g, column
-// 8q.
-__device__ __forceinline__ void find_scores(
-    float (&score)[GROUPS8][4], const stored_t* keys, const uint4 (&query)[CHUNKS][2], int q)
+// q of a lane's rows g and g + 8, eight columns of every 32, as find_scores wants it; INT8: `scale` is made
+// each row's.
+__device__ __forceinline__ void put_fragments(
+    uint4* fragments, float (&scale)[2], const uint4 (&of_rows)[CHUNKS][2])
 {
+#if KV_INT8
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        unsigned largest = 0;
+#pragma unroll
+        for (int i = 0; i < 4 * CHUNKS; ++i) {
+            const float2 pair = to_floats(pair_of(word_of(of_rows[i / 4][h], i % 4)));
+            largest = max(largest, max(magnitude(pair.x), magnitude(pair.y)));
+        }
+        largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+        largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+        const int exponent = digit_exponent(largest);
+        scale[h] = __fmul_rn(step_of(exponent), scale[h]);
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) {
+            const uint4 word = of_rows[c][h];
+            const uint2 first = digits_of(to_floats(pair_of(word.x)), to_floats(pair_of(word.y)), exponent);
+            const uint2 second = digits_of(to_floats(pair_of(word.z)), to_floats(pair_of(word.w)), exponent);
+            fragments[(2 * c + h) * 32] = make_uint4(first.x, first.y, second.x, second.y);
+        }
+    }
+#else
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {
+        const uint4 a = of_rows[c][0], b = of_rows[c][1];
+        fragments[2 * c * 32] = make_uint4(a.x, b.x, a.y, b.y);
+        fragments[(2 * c + 1) * 32] = make_uint4(a.z, b.z, a.w, b.w);
+    }
+#endif
+}
+
+// Lane (g, q) gets the scores of rows g and g + 8 at tokens 8t + 2q, +1 of a tile; `keys` is token g, column
+// 8q. `query`, of 32 columns each: two k-steps of both rows, or for INT8 the digits of either.
+__device__ __forceinline__ void find_scores(
+    float (&score)[GROUPS8][4], const stored_t* keys, const TileScales& scales,
+    const uint4 (&query)[CHUNKS][2], int q)
+{
+#if KV_INT8
+    int product[2][GROUPS8][4];
+#endif
 #pragma unroll
     for (int t = 0; t < GROUPS8; ++t) {
-        score[t][0] = score[t][1] = score[t][2] = score[t][3] = 0.f;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+#if KV_INT8
+            product[0][t][i] = product[1][t][i] = 0;
+#else
+            score[t][i] = 0.f;
+#endif
+        }
     }
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
         // Columns beyond the head's meet a zero of q.
         const int column = HEAD_DIM % 32 == 0 || 32 * c + 8 * q < HEAD_DIM ? 32 * c : 0;
-        const uint4 a = query[c][0], b = query[c][1];
-        const unsigned a0[4] = {a.x, a.y, a.z, a.w}, a1[4] = {b.x, b.y, b.z, b.w};
         piece_t key[GROUPS8];
 #pragma unroll
         for (int t = 0; t < GROUPS8; ++t) {
             key[t] = *reinterpret_cast<const piece_t*>(keys + 8 * t * KEY_PITCH + column);
         }
+        const uint4 a = query[c][0], b = query[c][1];
+#if KV_INT8
+        add_products(product[0], a, key);
+        add_products(product[1], b, key);
+#else
+        const unsigned a0[4] = {a.x, a.y, a.z, a.w}, a1[4] = {b.x, b.y, b.z, b.w};
         add_scores(score, a0, a1, key);
+#endif
     }
+#if KV_INT8
+    scores_of(score, 0, product[0], scales);
+    scores_of(score, 1, product[1], scales);
+#endif
 }
 
 // A tile's scores become weights, of a lane's rows g and g + 8; `sums` goes on. Whether what these rows have
@@ -92,30 +146,22 @@ __device__ __forceinline__ void find_scores(
 __device__ __forceinline__ bool weigh_tile(
     unsigned (&weight)[2][TILES * GROUPS8], int tile, float (&rescale)[2], Sums& sums, const stored_t* keys,
     const float* scales_of_keys, const uint4 (&query)[CHUNKS][2], int first, int seen_by_all,
-    const int (&limit)[2], float scale_log2, int q)
+    const int (&limit)[2], const float (&scale)[2], int q)
 {
     TileScales scales;
     float score[GROUPS8][4];
-    find_scores(score, keys, query, q);
 #if KV_INT8
 #pragma unroll
     for (int t = 0; t < GROUPS8; ++t) {
         scales.key[t] = *reinterpret_cast<const float2*>(scales_of_keys + 8 * t + 2 * q);
         scales.value[t] = *reinterpret_cast<const float2*>(scales_of_keys + 32 + 8 * t + 2 * q);
     }
-    scale_scores(score, scales);
-#else
-    if (first + TILE - 1 > seen_by_all) {
-#pragma unroll
-        for (int i = 0; i < 4 * GROUPS8; ++i) {
-            const bool seen = first + 2 * q + 8 * (i / 4) + i % 2 <= limit[i / 2 % 2];
-            score[i / 4][i % 4] = seen ? score[i / 4][i % 4] : MINUS_INFINITY;
-        }
-    }
 #endif
+    find_scores(score, keys, scales, query, q);
+    const bool whole = first + TILE - 1 <= seen_by_all;
     unsigned of_tile[2][GROUPS8];
     const bool moved =
-        find_weights<KV_INT8>(of_tile, rescale, sums, score, scales, first + 2 * q, limit, scale_log2);
+        find_weights(of_tile, rescale, sums, score, scales, first + 2 * q, whole, limit, scale);
 #pragma unroll
     for (int t = 0; t < GROUPS8; ++t) {
         weight[0][tile * GROUPS8 + t] = of_tile[0][t];
@@ -146,9 +192,10 @@ __device__ __forceinline__ bool join_warp(
         grown = grown || by.total != 1.f;
         if (q == 0) {
             factors.total[tile][8 * h + g] = by.total;
-            factors.part[tile][8 * h + g] = by.part;
 #if KV_INT8
-            factors.unit[tile][8 * h + g] = sums.unit[h];
+            factors.part[tile][8 * h + g] = __fmul_rn(by.part, sums.unit[h]);
+#else
+            factors.part[tile][8 * h + g] = by.part;
 #endif
         }
     }
@@ -246,17 +293,10 @@ __device__ __forceinline__ void add_values(
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const float2 part = *reinterpret_cast<const float2*>(&factors.part[tile][8 * h + 2 * q]);
-#if KV_INT8
-                const float2 unit = *reinterpret_cast<const float2*>(&factors.unit[tile][8 * h + 2 * q]);
-#endif
 #pragma unroll
                 for (int i = 0; i < 8; ++i) {
-                    float cell = acc[h][i / 4][i % 4];
-#if KV_INT8
-                    cell = __fmul_rn(cell, i % 2 ? unit.y : unit.x);
-#endif
                     float& sum = value[h][i / 4][i % 4];
-                    sum = __fmaf_rn(cell, i % 2 ? part.y : part.x, sum);
+                    sum = __fmaf_rn(acc[h][i / 4][i % 4], i % 2 ? part.y : part.x, sum);
                 }
             }
         }

@@ -16,6 +16,10 @@
 #define BLOCKS (GROUP * QUERIES > 8 ? 8 / WARPS : !KV_INT8 && HEAD_DIM <= 64 ? 3 : 2)
 #endif
 
+// The sums of the next split are zero as soon as those of one are written: else every turn selects zeros.
+// Of two row tiles they would wait where registers are short.
+#define CLEAR_EARLY (KV_INT8 || GROUP * QUERIES <= 8)
+
 #define THREADS (32 * WARPS)
 #define ROWS (GROUP * QUERIES)
 #define ROW_TILES ((ROWS + 7) / 8)

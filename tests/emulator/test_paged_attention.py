@@ -129,6 +129,18 @@ def test_int8_scales_of_any_size_lose_nothing(scale: float) -> None:
     assert error <= 2e-3 * exact.abs().max() + 6e-8
 
 
+@pytest.mark.parametrize(("size", "outlier"), cases.QUERY_SIZES)
+@pytest.mark.parametrize("dtype", [FP16, BF16])
+def test_int8_takes_a_query_of_any_size(dtype: torch.dtype, size: float, outlier: float) -> None:
+    cases.check_query_sizes(dtype, size, outlier)
+
+
+@pytest.mark.parametrize("odd", [cases.NAN, float("inf")])
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_query_that_is_no_number_shows_in_its_head_alone(int8: bool, odd: float) -> None:
+    cases.check_odd_query(odd, int8=int8)
+
+
 def test_int8_is_near_what_was_quantised() -> None:
     shape, rows = (64, 4, 1), ((0, 200),)
     plain, small = paged_case(shape, rows), paged_case(shape, rows, int8=True)

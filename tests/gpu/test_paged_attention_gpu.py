@@ -72,6 +72,15 @@ def test_tall_tiles_show_a_value_that_is_no_number_from_its_token_on(
             cases.check_odd_value(case, odd, tall=True)
 
 
+def test_queries_of_any_size_and_such_that_are_no_number() -> None:
+    for dtype in cases.DTYPES:
+        for size, outlier in cases.QUERY_SIZES:
+            cases.check_query_sizes(dtype, size, outlier, "cuda")
+    for int8 in (False, True):
+        for odd in (cases.NAN, float("inf")):
+            cases.check_odd_query(odd, int8=int8, device="cuda")
+
+
 def test_the_launch_that_is_chosen_has_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long chunks of many heads fill this GPU with tall tiles, one row of a few tokens does not."""
     ran: list[str] = []
