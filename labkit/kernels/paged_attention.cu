@@ -33,7 +33,7 @@
 // a token beyond a query's position is masked, and a split without tokens is passed over.
 //
 // How
-//   Scores: A = q, B = the keys as they lie in memory: a lane's 8 neighbours of a row are one load and two
+//   Scores: A = q, B = the keys as they lie in memory: a lane's 16 bytes of a row are one load and two
 //   k-steps of the product, q being permuted the same way.
 //   Output, transposed: A = the values (16 columns of D are the rows), B = the probabilities, which lie in
 //   the scores' registers as B wants them. So nothing of the cache passes through shared memory.
@@ -60,18 +60,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_attention(
     __shared__ alignas(16) activation_t q_shared[ROWS_PADDED * Q_PITCH];
     __shared__ alignas(16) float warp_out[OUT_TILES * WARPS * CELLS];
     __shared__ alignas(16) float running[ROW_TILES * CELLS];
-    __shared__ float warp_max[WARPS * ROWS_PADDED];
-    __shared__ float warp_sum[WARPS * ROWS_PADDED];
+    __shared__ WarpSums warp_sums[WARPS * ROWS_PADDED];
 #if KV_INT8
-    __shared__ float warp_unit[WARPS * ROWS_PADDED];
     __shared__ float steps[ROWS_PADDED];
 #else
     float* const steps = nullptr;
 #endif
     __shared__ unsigned arrived;
 #if FUSED
-    __shared__ alignas(16) stored_t new_key[32 * CHUNKS];
-    __shared__ alignas(16) stored_t new_value[64 * BLOCKS64];
+    __shared__ alignas(16) stored_t new_key[KEY_SPAN * KEY_PIECES];
+    __shared__ alignas(16) stored_t new_value[VALUE_SPAN * VALUE_PIECES];
     __shared__ float new_scales[2];  // unused unless KV_INT8
 #endif
     LABKIT_ASSERT(blockDim.x == THREADS && gridDim.y == kv_heads);
@@ -127,8 +125,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_attention(
     cache.scale_stride = kv_heads * BLOCK_SIZE;
     cache.stride = cache.scale_stride * HEAD_DIM;
     const size_t of_head = static_cast<size_t>(kv_head) * BLOCK_SIZE;
-    cache.keys = keys + (of_head + g) * HEAD_DIM + 8 * q;
-    cache.values = values + (of_head + 2 * q) * HEAD_DIM + 8 * g;
+    cache.keys = keys + (of_head + g) * HEAD_DIM + KEY_COLUMNS * q;
+    cache.values = values + (of_head + 2 * q) * HEAD_DIM + VALUE_COLUMNS * g;
     cache.key_scales = key_scales + of_head + 2 * q;
     cache.value_scales = value_scales + of_head + 2 * q;
     Tile tile;
@@ -224,7 +222,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_attention(
 #endif
         limit[h] = QUERIES == 1 ? last : min(length + (8 * h + g) / GROUP, last);
     }
-    float acc[ROW_TILES][4 * BLOCKS64][4];
+    float acc[ROW_TILES][PRODUCTS][4];
     Sums sums;
     float most[ROW_TILES] = {}, total[ROW_TILES] = {};  // of the splits so far, a thread's rows
     bool fresh = true;  // a split begins
@@ -308,15 +306,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_attention(
                 all = __fadd_rn(all, __shfl_xor_sync(0xffffffffu, all, 1));
                 all = __fadd_rn(all, __shfl_xor_sync(0xffffffffu, all, 2));
                 if (q == 0) {
-                    warp_max[warp * ROWS_PADDED + 8 * h + g] = sums.largest[h];
-                    warp_sum[warp * ROWS_PADDED + 8 * h + g] = all;
-#if KV_INT8
-                    warp_unit[warp * ROWS_PADDED + 8 * h + g] = sums.unit[h];
-#endif
+                    warp_sums[warp * ROWS_PADDED + 8 * h + g] = warp_sums_of(sums, h, all);
                 }
                 float* to = warp_out + ((h - begin) * WARPS + warp) * CELLS + 8 * g + 2 * q;
 #pragma unroll
-                for (int i = 0; i < 4 * BLOCKS64; ++i) {
+                for (int i = 0; i < PRODUCTS; ++i) {
                     *reinterpret_cast<float2*>(to + 2 * i * 64) = make_float2(acc[h][i][0], acc[h][i][1]);
                     *reinterpret_cast<float2*>(to + (2 * i + 1) * 64) = make_float2(acc[h][i][2], acc[h][i][3]);
                 }
@@ -329,10 +323,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_attention(
                 Factors of_warp[WARPS];
 #pragma unroll
                 for (int w = 0; w < WARPS; ++w) {
-                    const int at = w * ROWS_PADDED + of_tile;
-                    of_warp[w] = add_sum(top, all, warp_max[at], warp_sum[at]);
+                    const WarpSums its = warp_sums[w * ROWS_PADDED + of_tile];
+                    of_warp[w] = add_sum(top, all, its.largest, its.sum);
 #if KV_INT8
-                    of_warp[w].part = __fmul_rn(of_warp[w].part, warp_unit[at]);
+                    of_warp[w].part = __fmul_rn(of_warp[w].part, its.unit);
 #endif
                 }
                 const bool first_split = !prefix || split == 0;

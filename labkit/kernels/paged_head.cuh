@@ -54,13 +54,9 @@ __device__ __forceinline__ void multiply(float (&d)[4], const unsigned (&a)[4], 
 #if KV_INT8
 typedef int8_t stored_t;
 typedef uint2 piece_t;
-__device__ __forceinline__ piece_t zero_piece() { return make_uint2(0, 0); }
-__device__ __forceinline__ piece_t load_piece(const stored_t* p) { return load_early_8(p); }
 #else
 typedef activation_t stored_t;
 typedef uint4 piece_t;
-__device__ __forceinline__ piece_t zero_piece() { return make_uint4(0, 0, 0, 0); }
-__device__ __forceinline__ piece_t load_piece(const stored_t* p) { return load_early_16(p); }
 #endif
 
 __device__ __forceinline__ unsigned bits_of(activation2_t pair)
@@ -89,6 +85,8 @@ __device__ __forceinline__ void store_word(activation_t* p, unsigned word)
 
 __device__ __forceinline__ uint4 load_16(const activation_t* p) { return *reinterpret_cast<const uint4*>(p); }
 
+__device__ __forceinline__ unsigned word_of(const uint2& v, int i) { return i == 0 ? v.x : v.y; }
+
 __device__ __forceinline__ unsigned word_of(const uint4& v, int i)
 {
     return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
@@ -109,23 +107,13 @@ __device__ __forceinline__ unsigned widen(unsigned codes)
 #endif
 }
 
-// A piece as eight activations.
-__device__ __forceinline__ uint4 columns_of(const piece_t& piece)
-{
-#if KV_INT8
-    return make_uint4(
-        widen<0x4140>(piece.x), widen<0x4342>(piece.x), widen<0x4140>(piece.y), widen<0x4342>(piece.y));
-#else
-    return piece;
-#endif
-}
-
-// Columns 2i (low) and 2i + 1 (high) of two tokens' pieces, the tokens side by side.
+// Columns 2i (low) and 2i + 1 (high) of what is loaded of two tokens, the tokens side by side.
+template <typename T>
 __device__ __forceinline__ void token_pairs(
-    const piece_t& first, const piece_t& second, int i, unsigned& low, unsigned& high)
+    const T& first, const T& second, int i, unsigned& low, unsigned& high)
 {
 #if KV_INT8
-    const unsigned a = i < 2 ? first.x : first.y, b = i < 2 ? second.x : second.y;
+    const unsigned a = word_of(first, i / 2), b = word_of(second, i / 2);
     const unsigned codes = i % 2 == 0 ? prmt(a, b, 0x5140) : prmt(a, b, 0x7362);
     low = widen<0x4140>(codes);
     high = widen<0x4342>(codes);

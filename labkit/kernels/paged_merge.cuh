@@ -7,7 +7,9 @@ __device__ __forceinline__ void store_item(
     activation_t* out_of_tile, int heads, int row_tile, int item, int rows, const float4& value, float sum)
 {
     const int row = row_tile * 8 + item % 8;
-    const int column = item / 128 * 64 + item / 8 % 8 * 8 + item / 64 % 2 * 4;
+    const int of_lane = item / 64 * 4;  // of the columns of the lanes whose rows these are
+    const int piece = of_lane / VALUE_COLUMNS * VALUE_SPAN + item / 8 % 8 * VALUE_COLUMNS;
+    const int column = piece + of_lane % VALUE_COLUMNS;
     if (row < rows && column < HEAD_DIM) {
         uint2 words;
         words.x = bits_of(from_floats(value.x / sum, value.y / sum));

@@ -36,13 +36,15 @@ __device__ __forceinline__ void find_scores(
             product[t][0] = product[t][1] = product[t][2] = product[t][3] = 0;
         }
 #pragma unroll
-        for (int c = 0; c < CHUNKS; ++c) {
+        for (int c = 0; c < 2 * KEY_PIECES; ++c) {  // eight columns of a lane's 16 at a time
+            const activation_t* digits = q_shared + (8 * h + g) * Q_PITCH + c / 2 * KEY_SPAN + 16 * q;
             piece_t key[GROUPS8];
 #pragma unroll
             for (int t = 0; t < GROUPS8; ++t) {
-                key[t] = tile.key[t][c];
+                const KeyPiece::type both = tile.key[t][c / 2];
+                key[t] = c % 2 == 0 ? make_uint2(both.x, both.y) : make_uint2(both.z, both.w);
             }
-            add_products(product, load_16(q_shared + (8 * h + g) * Q_PITCH + 32 * c + 8 * q), key);
+            add_products(product, load_16(digits + 8 * (c % 2)), key);
         }
         scores_of(score, h, product, tile.scales);
     }
@@ -70,12 +72,12 @@ __device__ __forceinline__ void find_scores(
 }
 
 // A split begins.
-__device__ __forceinline__ void clear(float (&acc)[ROW_TILES][4 * BLOCKS64][4], Sums& sums)
+__device__ __forceinline__ void clear(float (&acc)[ROW_TILES][PRODUCTS][4], Sums& sums)
 {
 #pragma unroll
     for (int h = 0; h < ROW_TILES; ++h) {
 #pragma unroll
-        for (int i = 0; i < 4 * BLOCKS64; ++i) {
+        for (int i = 0; i < PRODUCTS; ++i) {
             acc[h][i][0] = acc[h][i][1] = acc[h][i][2] = acc[h][i][3] = 0.f;
         }
     }
@@ -83,14 +85,14 @@ __device__ __forceinline__ void clear(float (&acc)[ROW_TILES][4 * BLOCKS64][4], 
 }
 
 __device__ __forceinline__ void scale_rows(
-    float (&acc)[ROW_TILES][4 * BLOCKS64][4], const float (&rescale)[ROW_TILES], int q)
+    float (&acc)[ROW_TILES][PRODUCTS][4], const float (&rescale)[ROW_TILES], int q)
 {
 #pragma unroll
     for (int h = 0; h < ROW_TILES; ++h) {
         const float f0 = __shfl_sync(0xffffffffu, rescale[h], 8 * q);
         const float f1 = __shfl_sync(0xffffffffu, rescale[h], 8 * q + 4);
 #pragma unroll
-        for (int i = 0; i < 4 * BLOCKS64; ++i) {
+        for (int i = 0; i < PRODUCTS; ++i) {
             acc[h][i][0] = __fmul_rn(acc[h][i][0], f0);
             acc[h][i][1] = __fmul_rn(acc[h][i][1], f1);
             acc[h][i][2] = __fmul_rn(acc[h][i][2], f0);
@@ -99,23 +101,23 @@ __device__ __forceinline__ void scale_rows(
     }
 }
 
-// Transposed: row g of product i is column 8g + 2i, row g + 8 is column 8g + 2i + 1.
+// Transposed: row g of a piece's product i is the lane's column 2i, row g + 8 is 2i + 1.
 __device__ __forceinline__ void add_values(
-    float (&acc)[ROW_TILES][4 * BLOCKS64][4], const Tile& tile, const unsigned (&weight)[ROW_TILES][GROUPS8])
+    float (&acc)[ROW_TILES][PRODUCTS][4], const Tile& tile, const unsigned (&weight)[ROW_TILES][GROUPS8])
 {
 #pragma unroll
     for (int s = 0; s < TILE / 16; ++s) {
 #pragma unroll
-        for (int b = 0; b < BLOCKS64; ++b) {
+        for (int b = 0; b < VALUE_PIECES; ++b) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
+            for (int i = 0; i < VALUE_COLUMNS / 2; ++i) {
                 unsigned a[4];
                 token_pairs(tile.value[4 * s][b], tile.value[4 * s + 1][b], i, a[0], a[1]);
                 token_pairs(tile.value[4 * s + 2][b], tile.value[4 * s + 3][b], i, a[2], a[3]);
 #pragma unroll
                 for (int h = 0; h < ROW_TILES; ++h) {
                     const unsigned p[2] = {weight[h][2 * s], weight[h][2 * s + 1]};
-                    multiply(acc[h][4 * b + i], a, p);
+                    multiply(acc[h][VALUE_COLUMNS / 2 * b + i], a, p);
                 }
             }
         }
@@ -131,9 +133,9 @@ __device__ __forceinline__ bool has_odd_value(const Tile& tile)
 #pragma unroll
     for (int t = 0; t < 2 * GROUPS8; ++t) {
 #pragma unroll
-        for (int b = 0; b < BLOCKS64; ++b) {
+        for (int b = 0; b < VALUE_PIECES; ++b) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
+            for (int i = 0; i < VALUE_COLUMNS / 2; ++i) {
                 carry |= (word_of(tile.value[t][b], i) & 0x7fff7fffu) + above;
             }
         }
@@ -144,15 +146,15 @@ __device__ __forceinline__ bool has_odd_value(const Tile& tile)
 // add_values where there is one and the queries do not see the same tokens: zero times it would not be zero.
 // So each query gets a product of its own, in which tokens beyond its position are zero; the same bits.
 __device__ __forceinline__ void add_values_apart(
-    float (&acc)[ROW_TILES][4 * BLOCKS64][4], const Tile& tile, const unsigned (&weight)[ROW_TILES][GROUPS8],
+    float (&acc)[ROW_TILES][PRODUCTS][4], const Tile& tile, const unsigned (&weight)[ROW_TILES][GROUPS8],
     int token, int length, int last, int q)
 {
 #pragma unroll
     for (int s = 0; s < TILE / 16; ++s) {
 #pragma unroll
-        for (int b = 0; b < BLOCKS64; ++b) {
+        for (int b = 0; b < VALUE_PIECES; ++b) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
+            for (int i = 0; i < VALUE_COLUMNS / 2; ++i) {
                 unsigned a[4];
                 token_pairs(tile.value[4 * s][b], tile.value[4 * s + 1][b], i, a[0], a[1]);
                 token_pairs(tile.value[4 * s + 2][b], tile.value[4 * s + 3][b], i, a[2], a[3]);
@@ -165,7 +167,7 @@ __device__ __forceinline__ void add_values_apart(
 #pragma unroll
                     for (int h = 0; h < ROW_TILES; ++h) {
                         const unsigned p[2] = {weight[h][2 * s], weight[h][2 * s + 1]};
-                        float(&sum)[4] = acc[h][4 * b + i];
+                        float(&sum)[4] = acc[h][VALUE_COLUMNS / 2 * b + i];
                         float made[4] = {sum[0], sum[1], sum[2], sum[3]};
                         multiply(made, its, p);
                         const bool even = (8 * h + 2 * q) / GROUP == query;

@@ -16,6 +16,23 @@ struct Sums {
 #endif
 };
 
+// A row's, of a whole warp, to be read at once.
+struct alignas(KV_INT8 ? 16 : 8) WarpSums {
+    float largest, sum;
+#if KV_INT8
+    float unit, unused;
+#endif
+};
+
+__device__ __forceinline__ WarpSums warp_sums_of(const Sums& sums, int h, float all)
+{
+#if KV_INT8
+    return {sums.largest[h], all, sums.unit[h], 0.f};
+#else
+    return {sums.largest[h], all};
+#endif
+}
+
 __device__ __forceinline__ void clear(Sums& sums)
 {
 #pragma unroll

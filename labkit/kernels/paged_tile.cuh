@@ -24,9 +24,19 @@
 #define ROWS (GROUP * QUERIES)
 #define ROW_TILES ((ROWS + 7) / 8)
 #define ROWS_PADDED (8 * ROW_TILES)
-#define BLOCKS64 ((HEAD_DIM + 63) / 64)  // of 64 columns: a lane's piece of a value
-#define Q_PITCH (32 * CHUNKS + (CHUNKS % 2 ? 0 : 32))  // rows 64 bytes apart modulo 128: no bank conflict
-#define ITEMS (BLOCKS64 * 128)           // an item is 4 neighbouring columns of one of 8 rows
+
+// A lane loads 16 bytes at once: what its warp asks for are whole sectors, and of a line as many as can be.
+#define KEY_COLUMNS (16 / (int)sizeof(stored_t))  // of a token's key, of four lanes
+#define KEY_SPAN (4 * KEY_COLUMNS)
+#define KEY_PIECES ((HEAD_DIM + KEY_SPAN - 1) / KEY_SPAN)
+#define VALUE_COLUMNS (KV_INT8 && HEAD_DIM > 64 ? 16 : 8)  // of a token's value, of eight lanes
+#define VALUE_SPAN (8 * VALUE_COLUMNS)
+#define VALUE_PIECES ((HEAD_DIM + VALUE_SPAN - 1) / VALUE_SPAN)
+#define PRODUCTS (VALUE_PIECES * VALUE_COLUMNS / 2)  // of 16 columns
+#define Q_COLUMNS (KEY_SPAN * KEY_PIECES)
+// No bank conflict: rows are 64 bytes apart modulo 128, those of digits 16.
+#define Q_PITCH (KV_INT8 ? Q_COLUMNS + 8 : Q_COLUMNS + (CHUNKS % 2 ? 0 : 32))
+#define ITEMS (32 * PRODUCTS)  // an item is 4 neighbouring columns of one of 8 rows
 #define CELLS (4 * ITEMS)
 #define THREAD_ITEMS ((ITEMS + THREADS - 1) / THREADS)
 #define WHOLE_ITEMS (ITEMS % THREADS == 0)  // every thread has as many
@@ -39,16 +49,33 @@
 static_assert(ROWS >= 1 && ROWS <= 16, "GROUP * QUERIES is 1 to 16");
 static_assert(!FUSED || QUERIES == 1, "FUSED takes one query a row");
 
+template <int BYTES>
+struct Loaded {
+    typedef uint4 type;
+    static __device__ __forceinline__ type zero() { return make_uint4(0, 0, 0, 0); }
+    static __device__ __forceinline__ type early(const void* p) { return load_early_16(p); }
+};
+
+template <>
+struct Loaded<8> {
+    typedef uint2 type;
+    static __device__ __forceinline__ type zero() { return make_uint2(0, 0); }
+    static __device__ __forceinline__ type early(const void* p) { return load_early_8(p); }
+};
+
+typedef Loaded<16> KeyPiece;
+typedef Loaded<VALUE_COLUMNS * (int)sizeof(stored_t)> ValuePiece;
+
 struct Tile {
-    piece_t key[GROUPS8][CHUNKS];
-    piece_t value[2 * GROUPS8][BLOCKS64];
+    KeyPiece::type key[GROUPS8][KEY_PIECES];
+    ValuePiece::type value[2 * GROUPS8][VALUE_PIECES];
     TileScales scales;
 };
 
 // Where a lane finds a tile: a block's place is its id times the stride, in elements.
 struct Cache {
-    const stored_t* keys;    // of this head and lane: token g, columns 8q
-    const stored_t* values;  // token 2q, columns 8g
+    const stored_t* keys;    // of this head and lane: token g, columns KEY_COLUMNS q
+    const stored_t* values;  // token 2q, columns VALUE_COLUMNS g
     const float* key_scales;
     const float* value_scales;
     unsigned stride, scale_stride;
@@ -114,19 +141,23 @@ __device__ __forceinline__ void load_scales(
 }
 #endif
 
-__device__ __forceinline__ void load_key(piece_t (&key)[CHUNKS], const stored_t* p, int q)
+// Columns beyond the head's are its first: such of a key meet a zero of q, such of a value are not written.
+__device__ __forceinline__ void load_key(KeyPiece::type (&key)[KEY_PIECES], const stored_t* p, int q)
 {
 #pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) {  // columns beyond the head's meet a zero of q
-        key[c] = load_piece(p + (HEAD_DIM % 32 == 0 || 32 * c + 8 * q < HEAD_DIM ? 32 * c : 0));
+    for (int c = 0; c < KEY_PIECES; ++c) {
+        const bool there = HEAD_DIM % KEY_SPAN == 0 || KEY_SPAN * c + KEY_COLUMNS * q < HEAD_DIM;
+        key[c] = KeyPiece::early(p + (there ? KEY_SPAN * c : -KEY_COLUMNS * q));
     }
 }
 
-__device__ __forceinline__ void load_value(piece_t (&value)[BLOCKS64], const stored_t* p, int g)
+__device__ __forceinline__ void load_value(
+    ValuePiece::type (&value)[VALUE_PIECES], const stored_t* p, int g)
 {
 #pragma unroll
-    for (int b = 0; b < BLOCKS64; ++b) {  // columns beyond the head's are not written
-        value[b] = load_piece(p + (HEAD_DIM % 64 == 0 || 64 * b + 8 * g < HEAD_DIM ? 64 * b : 0));
+    for (int b = 0; b < VALUE_PIECES; ++b) {
+        const bool there = HEAD_DIM % VALUE_SPAN == 0 || VALUE_SPAN * b + VALUE_COLUMNS * g < HEAD_DIM;
+        value[b] = ValuePiece::early(p + (there ? VALUE_SPAN * b : -VALUE_COLUMNS * g));
     }
 }
 
@@ -151,8 +182,8 @@ __device__ __forceinline__ void load_keys(
 #pragma unroll
         for (int t = FROM; t < TO; ++t) {
 #pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) {
-                tile.key[t][c] = zero_piece();
+            for (int c = 0; c < KEY_PIECES; ++c) {
+                tile.key[t][c] = KeyPiece::zero();
             }
 #if KV_INT8
             tile.scales.key[t] = make_float2(0.f, 0.f);
@@ -185,8 +216,8 @@ __device__ __forceinline__ void load_values(
 #pragma unroll
         for (int t = 0; t < 2 * GROUPS8; ++t) {
 #pragma unroll
-            for (int b = 0; b < BLOCKS64; ++b) {
-                tile.value[t][b] = zero_piece();
+            for (int b = 0; b < VALUE_PIECES; ++b) {
+                tile.value[t][b] = ValuePiece::zero();
             }
 #if KV_INT8
             tile.scales.value[t / 2] = make_float2(0.f, 0.f);
@@ -199,7 +230,7 @@ __device__ __forceinline__ void load_values(
 #endif
 }
 
-// Zeros of q where there is none: rows from `filled` on, and the last chunk's other half.
+// Zeros of q where there is none: rows from `filled` on, and columns beyond the head's.
 __device__ __forceinline__ void zero_rest(activation_t* q_shared, int filled)
 {
     const uint4 zero = make_uint4(0, 0, 0, 0);
@@ -207,20 +238,19 @@ __device__ __forceinline__ void zero_rest(activation_t* q_shared, int filled)
         activation_t* row = q_shared + (filled + i / (HEAD_DIM / 8)) * Q_PITCH;
         *reinterpret_cast<uint4*>(row + i % (HEAD_DIM / 8) * 8) = zero;
     }
-    if (HEAD_DIM % 32 != 0) {
-        for (int i = threadIdx.x; i < 2 * ROWS_PADDED; i += THREADS) {
-            *reinterpret_cast<uint4*>(q_shared + i / 2 * Q_PITCH + HEAD_DIM + i % 2 * 8) = zero;
-        }
+    const int beyond = (Q_COLUMNS - HEAD_DIM) / 8;
+    for (int i = threadIdx.x; beyond > 0 && i < beyond * ROWS_PADDED; i += THREADS) {
+        *reinterpret_cast<uint4*>(q_shared + i / beyond * Q_PITCH + HEAD_DIM + i % beyond * 8) = zero;
     }
 }
 
 #if FUSED
 __device__ __forceinline__ void zero_new(stored_t* new_key, stored_t* new_value)
 {
-    for (int i = HEAD_DIM + threadIdx.x; i < 32 * CHUNKS; i += THREADS) {
+    for (int i = HEAD_DIM + threadIdx.x; i < KEY_SPAN * KEY_PIECES; i += THREADS) {
         new_key[i] = stored_t(0);
     }
-    for (int i = HEAD_DIM + threadIdx.x; i < 64 * BLOCKS64; i += THREADS) {
+    for (int i = HEAD_DIM + threadIdx.x; i < VALUE_SPAN * VALUE_PIECES; i += THREADS) {
         new_value[i] = stored_t(0);
     }
 }
@@ -233,8 +263,9 @@ __device__ __forceinline__ void put_key(
     for (int t = 0; t < GROUPS8; ++t) {
         if (8 * t + g == at) {
 #pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) {
-                tile.key[t][c] = *reinterpret_cast<const piece_t*>(new_key + 32 * c + 8 * q);
+            for (int c = 0; c < KEY_PIECES; ++c) {
+                const stored_t* p = new_key + KEY_SPAN * c + KEY_COLUMNS * q;
+                tile.key[t][c] = *reinterpret_cast<const KeyPiece::type*>(p);
             }
         }
 #if KV_INT8
@@ -256,8 +287,9 @@ __device__ __forceinline__ void put_value(Tile& tile, const stored_t* new_value,
     for (int t = 0; t < 2 * GROUPS8; ++t) {
         if (8 * (t / 2) + 2 * q + t % 2 == at) {
 #pragma unroll
-            for (int b = 0; b < BLOCKS64; ++b) {
-                tile.value[t][b] = *reinterpret_cast<const piece_t*>(new_value + 64 * b + 8 * g);
+            for (int b = 0; b < VALUE_PIECES; ++b) {
+                const stored_t* p = new_value + VALUE_SPAN * b + VALUE_COLUMNS * g;
+                tile.value[t][b] = *reinterpret_cast<const ValuePiece::type*>(p);
             }
         }
     }
