@@ -19,12 +19,12 @@ FILE = "paged_prefill.cu"
 WARPS = 4
 """Of a block; each has 16 pairs of a query and a head."""
 
-ENOUGH_BLOCKS = 2
+ENOUGH_BLOCKS = 1.5
 """Blocks a multiprocessor, resident and to do, from which tall tiles are taken.
 
-Timed on an H200 (results/evidence/paged_attention.md): with one a multiprocessor they are 1.07 to 1.4 times
-slower than the other kernel, a block's four warps waiting for their own results; with four, of which two are
-resident, 1.24 to 1.6 times faster.
+Timed on an H200 (results/evidence/paged_attention.md): with one a multiprocessor they are 1.1 to 1.3 times
+slower than the other kernel, a block's four warps waiting for their own results; with two, both resident,
+1.4 to 1.5 times faster.
 """
 
 SLOTS = 4

@@ -24,7 +24,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "unit"))
-from checkpoints import random_state, tiny_config, write_hf  # noqa: E402
+from checkpoints import random_state, tiny_config, write_hf, write_tokenizer  # noqa: E402
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 512},
@@ -113,8 +113,10 @@ def main() -> None:
     numbers = [int(one) for one in chosen.clients.split(",")]
     with tempfile.TemporaryDirectory() as folder:
         config = tiny_config("qwen2", **SHAPES[chosen.shape])
-        write_hf(Path(folder) / "load", config, random_state(config, dtype=torch.float16))
-        command = [sys.executable, "-m", "labkit.cli", "serve", "--model", str(Path(folder) / "load")]
+        model = Path(folder) / "load"
+        write_hf(model, config, random_state(config, dtype=torch.float16), tokenizer=False)
+        write_tokenizer(model, config["vocab_size"])  # every token has text: each is an event
+        command = [sys.executable, "-m", "labkit.cli", "serve", "--model", str(model)]
         command += [
             "--bits",
             chosen.bits,

@@ -171,9 +171,9 @@ def test_queries_of_a_tile() -> None:
 @pytest.mark.parametrize(
     ("counts", "facts", "int8", "expected"),
     [
-        ([1024], (132, 233_472), False, 0),  # 256 blocks: not two a multiprocessor
-        ([1088], (132, 233_472), False, 8),
-        ([512, 512, 64], (132, 233_472), True, 8),
+        ([784], (132, 233_472), False, 0),  # 196 blocks: 1.48 a multiprocessor
+        ([793], (132, 233_472), False, 8),
+        ([512, 256, 25], (132, 233_472), True, 8),
         ([1088], (16, 102_400), False, 0),  # one block fits a multiprocessor
         ([7] * 1000, (132, 233_472), False, 0),  # no row that fills a tile
         ([], (132, 233_472), False, 0),

@@ -6,7 +6,9 @@ AutoAWQ: shapes and bit order), value by value, and share no code with the packa
 
 from __future__ import annotations
 
+import itertools
 import json
+import string
 from pathlib import Path
 from typing import Any
 
@@ -108,13 +110,16 @@ def wide_model(
     return config, parts
 
 
-def write_tokenizer(folder: Path) -> None:
-    """A byte-level tokenizer.json of 259 tokens: three control tokens and every byte."""
+def write_tokenizer(folder: Path, size: int = 259) -> None:
+    """A byte-level tokenizer.json: three control tokens, every byte, and beyond those three letters each."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     vocab = {token: i for i, token in enumerate(["<unk>", "<s>", "</s>"])}
     for symbol in sorted(pre_tokenizers.ByteLevel.alphabet()):
         vocab[symbol] = len(vocab)
+    letters = itertools.product(string.ascii_letters + string.digits, repeat=3)
+    for token in itertools.islice(letters, size - len(vocab)):
+        vocab["".join(token)] = len(vocab)
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
