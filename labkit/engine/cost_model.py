@@ -125,7 +125,7 @@ def rtx3050() -> CostModel:
 def h200() -> CostModel:
     """Qwen2.5-3B W4 on an H200, from this project's newest records of it in data/measured.
 
-    Attention's slopes come from the record of paged attention: decode between contexts 1,024 and 4,096, a
+    Attention's slopes come from the record of paged attention: decode between contexts 2,048 and 4,096, a
     chunk of 512 between 512 and 4,096. Decode steps: the middle gap of 1 … 64 clients. Forwards with a
     prompt's chunk: the mean gap of ``serial`` less a decode step, and of ``mixed``, while a document was
     computed, less the attention at its middle. The share is what makes the joined overlap save what it did.
@@ -138,7 +138,7 @@ def h200() -> CostModel:
         if (entry["contender"], entry["format"]) == ("paged", "fp16")
     }
     layers = quoted.model(_H200_MODEL).num_layers
-    context = layers * (calls[16, 4096, False] - calls[16, 1024, False]) / (16 * (4096 - 1024))
+    context = layers * (calls[16, 4096, False] - calls[16, 2048, False]) / (16 * (4096 - 2048))
     pairs = layers * (calls[1, 4096, True] - calls[1, 512, True]) / (512 * (4096 - 512))
 
     (clients,) = _records(f"concurrency-{_H200_MODEL}")
