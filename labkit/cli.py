@@ -20,6 +20,7 @@ from labkit.errors import InputError
 from labkit.rerun.cli import rerun, schedule
 from labkit.results.cli import report
 from labkit.server.cli import serve
+from labkit.spin import spin_briefly
 
 app = typer.Typer(
     name="labkit",
@@ -65,6 +66,7 @@ def top(
     version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
 ) -> None:
     """Low-bit LLM inference, chapter by chapter."""
+    spin_briefly()
     if version:
         typer.echo(f"labkit {__version__}")
         raise typer.Exit

@@ -18,7 +18,7 @@
 #define TURN (WARPS * TILE)
 #define FINE_TURNS 16
 #define COARSE 4
-#define CHUNKS ((HEAD_DIM + 31) / 32)  // of 32 columns: a lane's piece of a key
+#define CHUNKS ((HEAD_DIM + 31) / 32)  // of 32 columns
 #define GROUPS8 (TILE / 8)             // of 8 tokens
 
 // What a row's exponents count from before it has seen a token: below every score, and a number, so that the

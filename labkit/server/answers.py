@@ -6,66 +6,25 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from labkit.engine.sampling import Sampled
 from labkit.server import stream
 from labkit.server.call import Ask, Call, Piece
+from labkit.server.chunks import Chunks
 from labkit.server.errors import ApiError
 from labkit.server.schemas import Generation
 from labkit.server.service import Service
+from labkit.server.shape import Shape, Told
 
 _CLIENT_LEFT = 499
 """Nobody reads it; it is what proxies log for such a request."""
-
-
-@dataclass
-class Told:
-    """What has come of one choice."""
-
-    texts: list[str] = field(default_factory=list)
-    tokens: int = 0
-    logprobs: list[Sampled] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
-    cached: int = 0
-    reason: str | None = None
-
-    def add(self, piece: Piece) -> None:
-        """One piece more."""
-        if not self.tokens:
-            self.cached = piece.cached
-        self.texts.append(piece.text)
-        self.tokens += piece.tokens
-        self.logprobs += piece.logprobs
-        self.offsets += piece.offsets
-        self.reason = piece.reason
-
-
-class Shape(Protocol):
-    """How an endpoint writes its answers: entries of "choices"."""
-
-    whole_object: str
-    chunk_object: str
-    prefix: str
-    """Of ids."""
-
-    def whole(self, choice: int, told: Told) -> dict[str, Any]:
-        """A finished choice."""
-
-    def opening(self, choice: int) -> dict[str, Any] | None:
-        """The first chunk of a choice, if it has one of its own."""
-
-    def delta(self, choice: int, piece: Piece) -> dict[str, Any]:
-        """A chunk in the middle."""
-
-    def closing(self, choice: int, reason: str) -> dict[str, Any]:
-        """The last chunk of a choice."""
+_MOST_AT_ONCE = 1 << 14
+"""Bytes of events in one write: a reader that is slow is noticed before much more is in memory for it."""
 
 
 Prepare = Callable[[], Awaitable[tuple[list[Ask], Shape]]]
@@ -149,58 +108,59 @@ class _Visit:
         """
         try:
             while self.unfinished:
-                piece = await self.call.next()
-                if piece is None:
+                news = await self.call.news()
+                if news is None:
                     return self.left()
-                self._take(piece)
+                for piece in news:
+                    self._take(piece)
             choices = [self.shape.whole(i, told) for i, told in enumerate(self.told)]
             return JSONResponse({**self.head, "choices": choices, "usage": self._usage()})
         finally:
             self.close()
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The answer as events; what goes wrong is one of them."""
+        """The answer as events, those that are ready together in one; what goes wrong is one of them."""
         options = self.body.stream_options
         usage = options is not None and options.include_usage
-
-        # Most of a chunk is the same in all of them, and is written once.
-        before = stream.written(self.head).removesuffix(b"}")
-        after = b',"usage":null}' if usage else b"}"
-
-        def chunk(choice: dict[str, Any]) -> bytes:
-            return b'data: %b,"choices":[%b]%b\n\n' % (before, stream.written(choice), after)
-
+        chunks = Chunks(self.shape, self.head, after=b',"usage":null}' if usage else b"}")
+        if opening := b"".join(chunks.opening(choice) for choice in range(len(self.told))):
+            yield opening
+        ready = bytearray()
         try:
-            for choice in range(len(self.told)):
-                if (opening := self.shape.opening(choice)) is not None:
-                    yield chunk(opening)
             while self.unfinished:
                 try:
-                    piece = await self.call.next(self.service.settings.ping_seconds)
+                    news = await self.call.news(self.service.settings.ping_seconds)
                 except TimeoutError:
                     yield stream.PING
                     continue
-                if piece is None:
+                if news is None:
                     self.outcome.name = "cancelled"
                     return
-                self._take(piece)
-                if piece.text or piece.logprobs:
-                    yield chunk(self.shape.delta(piece.choice, piece))
-                if piece.reason is not None:
-                    yield chunk(self.shape.closing(piece.choice, piece.reason))
+                for piece in news:
+                    self._take(piece)
+                    ready += chunks.of(piece)
+                    if len(ready) > _MOST_AT_ONCE:
+                        yield bytes(ready)
+                        ready.clear()
+                        if self.call.gone:
+                            self.outcome.name = "cancelled"
+                            return
+                if ready and self.unfinished:
+                    yield bytes(ready)
+                    ready.clear()
             if usage:
-                yield stream.event({**self.head, "choices": [], "usage": self._usage()})
-            yield stream.DONE
+                ready += stream.event({**self.head, "choices": [], "usage": self._usage()})
         except ApiError as error:
             self.outcome.name = "failed"
-            yield stream.event(error.body)
-            yield stream.DONE
+            ready += stream.event(error.body)
+        yield bytes(ready + stream.DONE)
 
     def close(self) -> None:
         """Cancel what is left in the engine. Idempotent."""
         if self.call.left:
             self.service.loop.cancel(self.call)
         self.watch.cancel()
+        self.call.close()
 
     def _take(self, piece: Piece) -> None:
         self.told[piece.choice].add(piece)

@@ -9,11 +9,12 @@ from fastapi import Request
 from starlette.responses import Response
 
 from labkit.engine.sampling import Sampled
-from labkit.server.answers import Shape, Told, answer
+from labkit.server.answers import answer
 from labkit.server.call import Ask, Piece
 from labkit.server.logprobs import TokenTexts, chat_logprobs
 from labkit.server.schemas import ChatRequest
 from labkit.server.service import Service
+from labkit.server.shape import Shape, Told
 
 
 class ChatShape:

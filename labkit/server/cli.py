@@ -8,7 +8,6 @@ import typer
 
 from labkit.errors import InputError
 from labkit.probes.fixes import pip_install
-from labkit.server.spin import spin_briefly
 
 _MODEL, _ENGINE, _LIMITS, _NETWORK = "Model", "Engine", "Limits", "Network"
 
@@ -161,7 +160,6 @@ def serve(
 
     Only this machine can connect, unless --host says otherwise.
     """
-    spin_briefly()
     try:
         import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import ipaddress
 import os
 import re
@@ -78,6 +79,9 @@ def serve(options: EngineOptions, *, name: str | None, **settings: Any) -> None:
             say("no API key, and not only this machine can connect: anybody who can reach it may use it")
         say(f"loading {path}")
         server = make_server(build(options, policy, kv_name), chosen, say=say)
+        # What is loaded stays: the collector need not go through it in the middle of a step (70 ms).
+        gc.collect()
+        gc.freeze()
         server.run(sockets=[found])
 
 

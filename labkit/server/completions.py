@@ -7,11 +7,12 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
-from labkit.server.answers import Shape, Told, answer
+from labkit.server.answers import answer
 from labkit.server.call import Ask, Piece
 from labkit.server.logprobs import TokenTexts, completion_logprobs
 from labkit.server.schemas import CompletionRequest
 from labkit.server.service import Service
+from labkit.server.shape import Shape, Told
 
 
 class CompletionShape:

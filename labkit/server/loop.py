@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
+from operator import sub
 from typing import TypeAlias
 
 from labkit.engine.engine import Engine
@@ -202,7 +202,8 @@ class EngineLoop:
         request = update.request
         times = request.token_times
         first = choice.told == 0 and bool(times)
-        gaps = tuple(later - earlier for earlier, later in pairwise(times[max(choice.told - 1, 0) :]))
+        begin = max(choice.told, 1)
+        gaps = tuple(map(sub, times[begin:], times[begin - 1 :]))
         choice.told = len(times)
         logprobs: tuple = ()
         offsets: tuple[int, ...] = ()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from labkit.engine.metrics import Snapshot
 from labkit.server.call import Piece
+from labkit.server.spread import Spread
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -70,7 +71,7 @@ class EngineCollector(Collector):
 
 
 class Meters:
-    """What one server counts itself.
+    """What one server counts itself; used on its event loop.
 
     Attributes:
         requests: HTTP requests to the two endpoints that generate, by outcome: "ok"; "refused" (4xx but
@@ -84,10 +85,10 @@ class Meters:
         self.requests = Counter(
             "labkit_requests", "Requests by outcome.", ["endpoint", "outcome"], registry=self.registry
         )
-        self._ttft = self._histogram("time_to_first_token", "Arrival to first token, by answer.", _WAITS)
-        self._itl = self._histogram("inter_token_latency", "Every gap between two tokens.", _GAPS)
-        self._tpot = self._histogram("time_per_output_token", "Mean gap, by answer.", _GAPS)
-        self._seconds = self._histogram("answer", "Arrival to end, by answer.", _WHOLES)
+        self._ttft = self._spread("time_to_first_token", "Arrival to first token, by answer.", _WAITS)
+        self._itl = self._spread("inter_token_latency", "Every gap between two tokens.", _GAPS)
+        self._tpot = self._spread("time_per_output_token", "Mean gap, by answer.", _GAPS)
+        self._seconds = self._spread("answer", "Arrival to end, by answer.", _WHOLES)
 
     def heard(self, piece: Piece) -> None:
         """News of an answer."""
@@ -104,5 +105,7 @@ class Meters:
         """For Prometheus."""
         return generate_latest(self.registry)
 
-    def _histogram(self, name: str, words: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"labkit_{name}_seconds", words, buckets=buckets, registry=self.registry)
+    def _spread(self, name: str, words: str, bounds: tuple[float, ...]) -> Spread:
+        spread = Spread(f"labkit_{name}_seconds", words, bounds)
+        self.registry.register(spread)
+        return spread

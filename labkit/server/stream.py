@@ -14,9 +14,12 @@ PING = b": waiting\n\n"
 """A comment: clients skip it, and what lies between sees that the stream is alive."""
 
 
-def written(data: Mapping[str, Any]) -> bytes:
+_JSON = json.JSONEncoder(separators=(",", ":"))
+
+
+def written(data: Mapping[str, Any] | str) -> bytes:
     """JSON in ASCII, so that no character of an answer can be taken for the end of a line."""
-    return json.dumps(data, separators=(",", ":")).encode("ascii")
+    return _JSON.encode(data).encode("ascii")
 
 
 def event(data: Mapping[str, Any]) -> bytes:
@@ -31,7 +34,7 @@ class EventStream(Response):
     they are to be finished.
 
     Args:
-        events: what to send.
+        events: what to send; several that are ready at once may come as one, and then go out in one write.
         close: called at the end in any case, also where nothing could be sent.
     """
 

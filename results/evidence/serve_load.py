@@ -1,5 +1,9 @@
 """Streaming clients against a real `labkit serve` process with random weights: tokens a second and gaps.
 
+``tokens_s`` is over all, from the first request to the last token, prompts included;
+``together_events_s`` over the time in which every client gets events. ``server_us_event`` is the processor
+time of the server's process, all its threads, for each event.
+
 python results/evidence/serve_load.py --shape tiny --clients 1,4            # anywhere
 python results/evidence/serve_load.py --shape 0.5b --device cuda            # a GPU
 """
@@ -20,6 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,35 +67,46 @@ async def _client(port: int, prompt: list[int], new: int) -> list[float]:
     return times
 
 
-def _clients(seeds: list[int], port: int, length: int, new: int, vocab: int, out: Any) -> None:
-    """One process of clients, all at once."""
+def _clients(seeds: list[int], port: int, length: int, new: int, vocab: int, start: Any, out: Any) -> None:
+    """One process of clients, all at once, and at once with those of the other processes."""
 
     async def all_of_them() -> list[list[float]]:
         prompts = [torch.randint(3, vocab, (length,), generator=torch.manual_seed(s)).tolist() for s in seeds]
+        start.wait()  # the processes take a second to begin, each a different one
         return await asyncio.gather(*(_client(port, prompt, new) for prompt in prompts))
 
     out.put(asyncio.run(all_of_them()))
 
 
-def load(port: int, clients: int, length: int, new: int, vocab: int) -> dict[str, float]:
-    """What ``clients`` that come at once see."""
+def load(server: int, port: int, clients: int, length: int, new: int, vocab: int) -> dict[str, float | None]:
+    """What ``clients`` that come at once see, and what they cost the process ``server``."""
     context = multiprocessing.get_context("spawn")
     out, parts = (
         context.Queue(),
         [list(range(i, min(i + A_PROCESS, clients))) for i in range(0, clients, A_PROCESS)],
     )
-    running = [context.Process(target=_clients, args=(part, port, length, new, vocab, out)) for part in parts]
+    start = context.Barrier(len(parts))
+    shared = (port, length, new, vocab, start, out)
+    running = [context.Process(target=_clients, args=(part, *shared)) for part in parts]
+    before = psutil.Process(server).cpu_times()
     for one in running:
         one.start()
     answers = [times for _ in running for times in out.get()]
+    after = psutil.Process(server).cpu_times()
     for one in running:
         one.join()
     begun, ended = min(times[0] for times in answers), max(times[-1] for times in answers)
+    events = sum(len(times) - 1 for times in answers)
+    all_from, all_to = max(times[1] for times in answers), min(times[-1] for times in answers)
+    together = sum(all_from < time <= all_to for times in answers for time in times[1:])
+    spent = after.user + after.system - before.user - before.system
     gaps = sorted(b - a for times in answers for a, b in itertools.pairwise(times[1:]))
     return {
         "clients": clients,
         "tokens_s": round(clients * new / (ended - begun), 1),
-        "events": sum(len(times) - 1 for times in answers),
+        "together_events_s": round(together / (all_to - all_from), 1) if together else None,
+        "server_us_event": round(1e6 * spent / events, 1),
+        "events": events,
         "ttft_median_ms": round(1e3 * statistics.median(times[1] - times[0] for times in answers), 2),
         "gap_median_ms": round(1e3 * statistics.median(gaps), 3),
         "gap_p99_ms": round(1e3 * gaps[int(0.99 * (len(gaps) - 1))], 3),
@@ -142,13 +158,9 @@ def main() -> None:
                 raise SystemExit("the server did not start")
             print(json.dumps({"start_s": round(time.monotonic() - began, 1)}))
             for count in numbers:
-                load(
-                    int(found[1]), count, chosen.prompt, 4, config["vocab_size"]
-                )  # what is made at first use
-                print(
-                    json.dumps(load(int(found[1]), count, chosen.prompt, chosen.new, config["vocab_size"])),
-                    flush=True,
-                )
+                shared = (server.pid, int(found[1]), count, chosen.prompt)
+                load(*shared, 4, config["vocab_size"])  # what is made at first use
+                print(json.dumps(load(*shared, chosen.new, config["vocab_size"])), flush=True)
         finally:
             server.terminate()
             print(server.communicate(timeout=60)[0], end="")

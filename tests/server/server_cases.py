@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import queue
 import re
@@ -155,6 +156,12 @@ class ThreadServer(Client):
         )
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [socket]})
         self.thread.start()
+
+    @property
+    def event_loop(self) -> asyncio.AbstractEventLoop:
+        """The server's; it is there once a request was answered."""
+        assert self.server._loop is not None
+        return self.server._loop
 
     def write(self, prompt: str, answer: str, *, chat: bool = False) -> None:
         """What to say to a prompt."""

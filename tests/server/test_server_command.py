@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from labkit.engine.engine import Engine
 from labkit.engine.sampling import SamplingParams
 from labkit.engine.sim import SimulatedExecutor
 from labkit.errors import InputError
+from labkit.server import command
 from labkit.server.command import served_name
 from labkit.server.process import listen
 from labkit.server.settings import Settings
@@ -65,6 +67,19 @@ def test_bad_options_of_a_command_line(options: tuple[str, ...], words: str) -> 
     assert words in done.stderr and "Traceback" not in done.stderr
 
 
+OF_ENGINE: dict[str, Any] = {
+    **dict.fromkeys(("model", "bits", "group", "dtype", "kv_dtype", "max_context", "num_blocks")),
+    "offset": False,
+    "device": "cpu",
+    "policy": "mixed",
+    "overlap": True,
+    "admission": "peak",
+    "prefix_cache": True,
+    "max_batch": 4,
+    "invariant": False,
+}
+SETTINGS: dict[str, Any] = {"name": None, "host": "127.0.0.1", "port": 0, "api_key": None}
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"policy": "dynamic@25%"}, "policy"),
     ({"kv_dtype": "int4"}, "kv_dtype"),
@@ -86,27 +101,31 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("option", "name"), BAD, ids=lambda value: str(value))
 def test_bad_options(option: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from labkit.server import command
-
     monkeypatch.setattr(command, "build", lambda *options: pytest.fail("a model would be loaded"))
-    of_engine: dict[str, Any] = {
-        **dict.fromkeys(("model", "bits", "group", "dtype", "kv_dtype", "max_context", "num_blocks")),
-        "offset": False,
-        "device": "cpu",
-        "policy": "mixed",
-        "overlap": True,
-        "admission": "peak",
-        "prefix_cache": True,
-        "max_batch": 4,
-        "invariant": False,
-    }
-    settings: dict[str, Any] = {"name": None, "host": "127.0.0.1", "port": 0, "api_key": None}
+    of_engine, settings = dict(OF_ENGINE), dict(SETTINGS)
     for key, value in option.items():
         (of_engine if key in of_engine else settings)[key] = value
     with pytest.raises(InputError) as caught:
         command.serve(command.EngineOptions(**of_engine), **settings)  # type: ignore[arg-type]
     assert caught.value.argument == name
     assert not settings["api_key"] or settings["api_key"] not in str(caught.value)
+
+
+def test_what_is_loaded_is_not_gone_through_in_the_middle_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen: list[int] = []
+
+    class Stub:
+        def run(self, sockets: list[Any]) -> None:
+            frozen.append(gc.get_freeze_count())
+
+    monkeypatch.setattr(command, "build", lambda *_: object())
+    monkeypatch.setattr(command, "make_server", lambda *_, **__: Stub())
+    gc.unfreeze()
+    try:
+        command.serve(command.EngineOptions(**OF_ENGINE | {"model": "tiny"}), **SETTINGS)
+        assert frozen[0] > 100_000  # torch alone is more
+    finally:
+        gc.unfreeze()
 
 
 @pytest.mark.parametrize(

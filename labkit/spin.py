@@ -8,7 +8,8 @@ from collections.abc import MutableMapping
 SPINS = "10000"
 """About half a millisecond. Measured on two cores (SmolLM2, tokens/s of one answer): 10,000 spins decode as
 fast as libgomp's own 300,000, 1,000 a third slower. Beside two busy programs, where a thread that spins keeps
-the core from the one that it waits for, the model loads in 3 s instead of 18."""
+the core from the one that it waits for, the model loads in 3 s instead of 18, and an answer of 64 tokens by
+``labkit generate`` takes 12 s instead of 25."""
 
 _CHOSEN = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
