@@ -395,8 +395,8 @@ def check_odd_value(case: Paged, odd: float, *, tall: bool = False) -> None:
     assert torch.equal(y[~bad], clean[~bad])
 
 
-QUERY_SIZES = ((1e-6, 1), (1e-3, 30), (1, 1e3), (300, 100), (2e4, 1))
-"""Factor of q, and of one of its columns: subnormal halves up to the largest."""
+QUERY_SIZES = ((0, 1), (1e-6, 1), (1e-3, 30), (1, 1e3), (300, 100), (2e4, 1))
+"""Factor of q, and of one of its columns: zero, subnormal halves, up to the largest."""
 
 
 def check_query_sizes(dtype: torch.dtype, size: float, outlier: float, device: str = "cpu") -> None:

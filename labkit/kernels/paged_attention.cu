@@ -205,7 +205,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_attention(
     zero_rest(q_shared, filled_rows);
 #if KV_INT8
     if (threadIdx.x < ROWS_PADDED - filled_rows) {
-        steps[filled_rows + threadIdx.x] = 0.f;
+        steps[filled_rows + threadIdx.x] = 1.f;
     }
 #endif
     __syncthreads();

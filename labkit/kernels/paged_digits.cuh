@@ -9,11 +9,12 @@
 #include "paged_order.cuh"
 
 #if KV_INT8
-// Exponent field of a row's step, from the bits of its largest magnitude; 255 where q is no number.
+// Exponent field of a row's step, from the bits of its largest magnitude; 255 where q is no number. Of a row
+// below 2^-63 all digits are zero: its step stays far from where a product of it would be flushed to zero.
 __device__ __forceinline__ int digit_exponent(unsigned largest)
 {
     const int exponent = static_cast<int>(largest >> 23);
-    return exponent == 255 ? 255 : max(exponent, 14) - 13;
+    return exponent == 255 ? 255 : max(exponent, 64) - 13;
 }
 
 __device__ __forceinline__ float step_of(int exponent)

@@ -91,7 +91,7 @@ def load(server: int, port: int, clients: int, length: int, new: int, vocab: int
     before = psutil.Process(server).cpu_times()
     for one in running:
         one.start()
-    answers = [times for _ in running for times in out.get()]
+    answers = [times for _ in running for times in out.get(timeout=600)]
     after = psutil.Process(server).cpu_times()
     for one in running:
         one.join()
