@@ -55,6 +55,7 @@ def main() -> None:
     sys.path.insert(0, str(ROOT))
     from labkit.classroom import walls
 
+    walls.die_with_parent()
     walls.keep_orphans()
     stands = walls.build([own, Path(os.devnull)])
     try:

@@ -90,8 +90,8 @@ def test_wrong_usage_runs_nothing(
     assert isinstance(run.exception, InputError) and words in str(run.exception)
 
 
-@pytest.mark.skipif(os.name != "posix", reason="sends a POSIX signal")
-def test_an_interrupt_ends_the_children_and_keeps_what_is_done(tmp_path: Path) -> None:
+def in_an_endless_answer(tmp_path: Path) -> tuple[subprocess.Popen[bytes], list[psutil.Process]]:
+    """A grader in the second of two notebooks, one exercise of which never ends; and its children."""
     samples.hand_in(tmp_path / "in", "a", samples.notebook("00", right=None), FILE)
     loop = {"headline": "def headline(f):\n    while True:\n        pass\n\n\ncheck.headline(headline)"}
     samples.hand_in(tmp_path / "in", "b", samples.notebook("00", cells=loop), FILE)
@@ -99,19 +99,35 @@ def test_an_interrupt_ends_the_children_and_keeps_what_is_done(tmp_path: Path) -
     command += ["--jobs", "1", "--out", str(tmp_path / "out")]
     with (tmp_path / "said").open("wb") as said:
         process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
-    children: list[psutil.Process] = []
     for _ in range(1200):
         if "1/2" in (tmp_path / "said").read_text(encoding="utf-8", errors="replace"):
             children = psutil.Process(process.pid).children(recursive=True)
-            if children:
-                break
+            if any(child.cpu_times().user > 1 for child in children):  # imports are behind it, or nearly
+                return process, children
         assert process.poll() is None, (tmp_path / "said").read_text(encoding="utf-8", errors="replace")
         time.sleep(0.05)
+    raise AssertionError("no child")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends a POSIX signal")
+def test_an_interrupt_ends_the_children_and_keeps_what_is_done(tmp_path: Path) -> None:
+    process, children = in_an_endless_answer(tmp_path)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
     assert not [one for one in children if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
     record = json.loads((tmp_path / "out" / "grades.json").read_text(encoding="utf-8"))
     assert record["interrupted"] and record["notebooks"][0]["points"] == 5
+
+
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="only Linux tells a child of its parent's end"
+)
+def test_an_endless_answer_does_not_outlive_a_grader_that_is_killed(tmp_path: Path) -> None:
+    process, children = in_an_endless_answer(tmp_path)
+    process.kill()
+    process.wait(60)
+    alive = psutil.wait_procs(children, timeout=30)[1]
+    assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_the_table_is_printable_everywhere() -> None:
