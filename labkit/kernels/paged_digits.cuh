@@ -9,8 +9,9 @@
 #include "paged_order.cuh"
 
 #if KV_INT8
-// Exponent field of a row's step, from the bits of its largest magnitude; 255 where q is no number. Of a row
-// below 2^-63 all digits are zero: its step stays far from where a product of it would be flushed to zero.
+// Exponent field of a row's step, from the bits of its largest magnitude; 255 where q is no number. A row
+// below 2^-63 has fewer bits in its digits, down to none: its step stays far from where a product of it would
+// be flushed to zero.
 __device__ __forceinline__ int digit_exponent(unsigned largest)
 {
     const int exponent = static_cast<int>(largest >> 23);

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from labkit.kernels.paged_plan import TURN, warps
+from labkit.kernels.paged_plan import TURN, multiprocessors_of, warps
 from labkit.kernels.rmsnorm import ACTIVATIONS
 from labkit.kernels.source import KernelSource
 
@@ -71,7 +71,7 @@ def _facts(device: torch.device) -> tuple[int, int]:
     """Multiprocessors, and bytes of shared memory of each."""
     properties = torch.cuda.get_device_properties(device)
     # Where torch does not say, no two blocks are known to fit.
-    return properties.multi_processor_count, getattr(properties, "shared_memory_per_multiprocessor", 0)
+    return multiprocessors_of(device), getattr(properties, "shared_memory_per_multiprocessor", 0)
 
 
 def shared_bytes(head_dim: int, *, int8: bool = False) -> int:
