@@ -74,13 +74,15 @@ def grade(
     """
     from labkit.classroom import grade as work
     from labkit.classroom.report import Report
+    from labkit.course.cli import terminate_as_interrupt
     from labkit.errors import refuse, require
 
     request = work.prepare(folder, chapters=chapters, timeout=timeout, memory=memory, jobs=jobs)
     where = out if out is not None else work.default_out()
     require(not where.is_file(), "--out", f"{where} is a file", "a folder")
     report = Report()
-    book = work.grade(request, report.one)
+    with terminate_as_interrupt():
+        book = work.grade(request, report.one)
     try:
         book.write(where)
     except OSError as error:

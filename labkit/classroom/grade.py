@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import stat
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +29,7 @@ from labkit.course.anatomy import exercise_names
 from labkit.course.index import choose
 from labkit.course.notebook import read
 from labkit.errors import refuse, require
+from labkit.scratch import Scratch
 
 TIMEOUT, MEMORY = 60.0, 2048
 _IGNORED = {".ipynb_checkpoints", ".git", "__pycache__", ".venv"}
@@ -173,8 +173,8 @@ def _one(path: Path, request: Request, stop: threading.Event) -> Graded:
     inside = path.relative_to(request.folder)
     student = printable(inside.parts[0] if len(inside.parts) > 1 else inside.stem)
     file = printable(inside.as_posix())
-    own = Path(tempfile.mkdtemp(prefix="labkit-grade-")).resolve()
-    try:
+    with Scratch("labkit-grade-") as scratch:
+        own = scratch.resolve()
         copy = own / "handed-in.ipynb"
         try:
             _copy(path, copy)
@@ -183,8 +183,6 @@ def _one(path: Path, request: Request, stop: threading.Event) -> Graded:
         row = _graded(student, file, copy, own, request, stop)
         seconds = round(time.perf_counter() - began, 2)
         return Graded(**{**vars(row), "seconds": seconds, "flags": _flags(row, path, inside)})
-    finally:
-        _remove(own)
 
 
 def _copy(path: Path, copy: Path) -> None:
@@ -265,17 +263,6 @@ def _flags(row: Graded, path: Path, inside: Path) -> tuple[str, ...]:
         if named and named[1] != row.chapter:
             flags.append(f"named {named[1]}, holds chapter {row.chapter}")
     return tuple(flags)
-
-
-def _remove(folder: Path) -> None:
-    """A folder that a student's code may have locked is unlocked first."""
-    for here, folders, _ in os.walk(folder):
-        for name in folders:
-            with contextlib.suppress(OSError):
-                os.chmod(
-                    Path(here) / name, 0o700, follow_symlinks=os.chmod not in os.supports_follow_symlinks
-                )
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def default_out() -> Path:

@@ -136,17 +136,22 @@ def _printable_output() -> None:
 
 @contextlib.contextmanager
 def terminate_as_interrupt() -> Any:
-    """SIGTERM takes the same way out as Ctrl-C, so that no kernel is left behind."""
+    """SIGTERM, and the end of the terminal, take the same way out as Ctrl-C: no kernel or file is left."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
+    ways = [signal.SIGTERM]
+    # under nohup it is ignored, and stays so; Windows has none
+    if (hang_up := getattr(signal, "SIGHUP", None)) and signal.getsignal(hang_up) is signal.SIG_DFL:
+        ways.append(hang_up)
     try:
-        before = signal.signal(signal.SIGTERM, interrupt)
+        before = {way: signal.signal(way, interrupt) for way in ways}
     except ValueError:  # not the main thread
         yield
         return
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for way, handler in before.items():
+            signal.signal(way, handler)

@@ -12,13 +12,10 @@ import logging
 import math
 import os
 import re
-import shutil
 import sys
-import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +23,7 @@ from typing import Any
 from labkit import paths
 from labkit.check.session import LOG_VARIABLE
 from labkit.course.notebook import SKIP_TAG, Notebook, dumps, joined, tags
+from labkit.scratch import Scratch
 
 CELL_TIMEOUT = 300.0
 _IPC_PATH_LIMIT = 80
@@ -124,7 +122,7 @@ def run_notebook(
         on_cell: called as on_cell(done, total) after each code cell.
     """
     started = time.perf_counter()
-    with _scratch() as scratch:
+    with Scratch("lk") as scratch:
         log = scratch / "log.jsonl"
         launch = {"env": _environment(scratch, log, results), "cwd": str(cwd or _made(scratch / "work"))}
         total = len(code_cells(book)) + bool(parameters)
@@ -140,16 +138,6 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-@contextmanager
-def _scratch() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="lk"))
-    try:
-        yield folder
-    finally:
-        # a kernel that was just killed may still hold a file for a moment on Windows
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def _environment(scratch: Path, log: Path, results: Path | None) -> dict[str, str]:
     """The kernel's environment: this checkout importable, nobody's own progress or IPython set-up touched."""
     root = str(Path(__file__).resolve().parents[2])
@@ -157,6 +145,8 @@ def _environment(scratch: Path, log: Path, results: Path | None) -> dict[str, st
     env["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [env.get("PYTHONPATH")])])
     env.setdefault("LABKIT_CACHE", str(paths.cache_dir()))  # compiled kernels are nobody's state
     env["LABKIT_STATE"] = str(_made(scratch / "state"))
+    # the kernel is killed at the end, so nothing in it runs that would remove its temporary files
+    env |= dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(_made(scratch / "tmp")))
     env["IPYTHONDIR"] = str(_made(scratch / "ipython"))
     env[LOG_VARIABLE] = str(log)
     # the kernel talks to no debugger here, and would print a note about frozen modules otherwise

@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import IO, Any
 
 from labkit.rerun import archive, spec
 from labkit.rerun.suite import Job
+from labkit.scratch import Scratch
 
 OnEvent = Callable[[dict[str, Any]], None]
 _END_SECONDS = 20.0
@@ -37,8 +37,8 @@ def perform(text: str, on_event: OnEvent | None = None) -> bytes:
         longer than the job may, or its process died. Only an interrupt raises: the process has ended then.
     """
     job, _ = spec.loads(text)
-    with tempfile.TemporaryDirectory(prefix="labkit-run", ignore_cleanup_errors=True) as scratch:
-        return _run(job, text, Path(scratch), on_event)
+    with Scratch("labkit-run-") as scratch:
+        return _run(job, text, scratch, on_event)
 
 
 def _run(job: Job, text: str, scratch: Path, on_event: OnEvent | None) -> bytes:

@@ -46,6 +46,8 @@ def main(arguments: list[str]) -> int:
         with terminate_as_interrupt():
             lock = _machine_lock(say) if job.exclusive else None
             say("start")
+            # what is left when this process is killed lies with the job, and its starter removes it
+            tempfile.tempdir = str(Path(arguments[0]).resolve().parent)
             packed = perform(job, source, say)
             if lock is not None:
                 lock.release()

@@ -19,13 +19,15 @@ import re
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
+
+from labkit.course.cli import terminate_as_interrupt
+from labkit.scratch import Scratch
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "unit"))
@@ -127,9 +129,9 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=64)
     chosen = parser.parse_args()
     numbers = [int(one) for one in chosen.clients.split(",")]
-    with tempfile.TemporaryDirectory() as folder:
+    with terminate_as_interrupt(), Scratch("labkit-serve-load-") as folder:
         config = tiny_config("qwen2", **SHAPES[chosen.shape])
-        model = Path(folder) / "load"
+        model = folder / "load"
         write_hf(model, config, random_state(config, dtype=torch.float16), tokenizer=False)
         write_tokenizer(model, config["vocab_size"])  # every token has text: each is an event
         command = [sys.executable, "-m", "labkit.cli", "serve", "--model", str(model)]

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from typer.testing import CliRunner
 from labkit.classroom import samples
 from labkit.classroom.grade import grade, prepare
 from labkit.classroom.report import Report
-from labkit.classroom.scores import Gradebook, Graded, Mark
+from labkit.classroom.scores import UNREADABLE, Gradebook, Graded, Mark
 from labkit.cli import app
 from labkit.errors import InputError
 
@@ -95,10 +96,12 @@ def in_an_endless_answer(tmp_path: Path) -> tuple[subprocess.Popen[bytes], list[
     samples.hand_in(tmp_path / "in", "a", samples.notebook("00", right=None), FILE)
     loop = {"headline": "def headline(f):\n    while True:\n        pass\n\n\ncheck.headline(headline)"}
     samples.hand_in(tmp_path / "in", "b", samples.notebook("00", cells=loop), FILE)
+    (tmp_path / "tmp").mkdir()
     command = [sys.executable, "-m", "labkit.cli", "grade", str(tmp_path / "in"), "--timeout", "600"]
     command += ["--jobs", "1", "--out", str(tmp_path / "out")]
     with (tmp_path / "said").open("wb") as said:
-        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
+        env = dict(os.environ) | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(tmp_path / "tmp"))
+        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=env)
     for _ in range(1200):
         if "1/2" in (tmp_path / "said").read_text(encoding="utf-8", errors="replace"):
             children = psutil.Process(process.pid).children(recursive=True)
@@ -110,24 +113,34 @@ def in_an_endless_answer(tmp_path: Path) -> tuple[subprocess.Popen[bytes], list[
 
 
 @pytest.mark.skipif(os.name != "posix", reason="sends a POSIX signal")
-def test_an_interrupt_ends_the_children_and_keeps_what_is_done(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_the_children_and_keeps_what_is_done(tmp_path: Path, how: signal.Signals) -> None:
     process, children = in_an_endless_answer(tmp_path)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(how)
     assert process.wait(60) == 130
     assert not [one for one in children if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
     record = json.loads((tmp_path / "out" / "grades.json").read_text(encoding="utf-8"))
     assert record["interrupted"] and record["notebooks"][0]["points"] == 5
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 @pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="only Linux tells a child of its parent's end"
 )
-def test_an_endless_answer_does_not_outlive_a_grader_that_is_killed(tmp_path: Path) -> None:
+def test_an_endless_answer_does_not_outlive_a_grader_that_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     process, children = in_an_endless_answer(tmp_path)
     process.kill()
     process.wait(60)
     alive = psutil.wait_procs(children, timeout=30)[1]
     assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
+    # the copy of the notebook is still there; the next grader removes it
+    assert len(list((tmp_path / "tmp").iterdir())) == 1
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    samples.hand_in(tmp_path / "next", "c", "{", FILE)
+    assert grade(prepare(tmp_path / "next")).rows[0].status == UNREADABLE
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 def test_the_table_is_printable_everywhere() -> None:

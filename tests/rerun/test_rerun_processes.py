@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -21,15 +22,17 @@ from labkit.rerun.archive import result_of
 from labkit.rerun.perform import perform
 from labkit.rerun.suite import load
 from labkit.results import history
+from labkit.scratch import Scratch
 
 ROOT = Path(__file__).resolve().parents[2]
 
 NOTEBOOK = """
-import json, os, sys, time
+import json, os, sys, tempfile, time
 from pathlib import Path
 from labkit import paths
 here = paths.results_dir()
 (here / "made.txt").write_text(f"{us} {device}", encoding="utf-8")
+left = tempfile.mkdtemp()
 """
 WRITES_A_RECORD = """
 from labkit.bench.record import Entry, Record
@@ -68,7 +71,13 @@ def labkit(folder: Path, *arguments: str) -> list[str]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    return dict(os.environ) | {"PYTHONPATH": str(ROOT), "LABKIT_CACHE": str(folder / "cache")}
+    env = dict(os.environ) | {"PYTHONPATH": str(ROOT), "LABKIT_CACHE": str(folder / "cache")}
+    return env | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder / "tmp"))
+
+
+def left_behind(folder: Path) -> list[str]:
+    """What lies in the temporary folder of :func:`environment`."""
+    return sorted(str(path.relative_to(folder / "tmp")) for path in (folder / "tmp").iterdir())
 
 
 def summary(folder: Path) -> dict[str, Any]:
@@ -79,7 +88,7 @@ def summary(folder: Path) -> dict[str, Any]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     home = tmp_path / "课程 {a} b"
-    home.mkdir()
+    (home / "tmp").mkdir(parents=True)
     notebook(home / "tiny.ipynb")
     return home
 
@@ -116,12 +125,13 @@ jobs:
     # the failing notebook had written its record before it failed: that is a result as well
     (one,) = history.of_folders([folder / "results"]).found
     assert [point.median for point in one.points if point.median > 0][-1] == 20.0
+    assert left_behind(folder) == []
 
 
 @pytest.mark.skipif(os.name != "posix", reason="SIGINT reaches a child in another way on Windows")
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_a_run_that_is_stopped_keeps_what_was_done_and_leaves_no_process(
-    folder: Path, how: signal.Signals
+@pytest.mark.parametrize("how", ["SIGINT", "SIGHUP", "SIGKILL"])  # SIGTERM: test_course_leftovers
+def test_a_run_that_is_stopped_keeps_what_was_done_and_leaves_no_process_and_no_file(
+    folder: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marker = folder / "waits"
     text = f"""
@@ -140,13 +150,37 @@ jobs:
     until(lambda: marker.is_file() and marker.read_text(encoding="utf-8"))
     below = psutil.Process(run.pid).children(recursive=True)
     assert len(below) >= 2  # the job's process and its kernel
-    run.send_signal(how)
+    run.send_signal(getattr(signal, how))
     run.communicate(timeout=60)
-    assert run.returncode == (130 if how != signal.SIGKILL else -signal.SIGKILL)
+    assert run.returncode == (130 if how != "SIGKILL" else -signal.SIGKILL)
     found = summary(folder)
     assert found["counts"]["passed"] == 1 and found["finished"] is None
     _, alive = psutil.wait_procs(below, timeout=60)
     assert alive == []
+    if how == "SIGKILL":
+        (left,) = left_behind(folder)
+        assert left.startswith("labkit-run-")
+        monkeypatch.setattr(tempfile, "tempdir", str(folder / "tmp"))
+        first = load(folder / "suite.yaml").jobs[0]
+        assert result_of(perform(spec.dumps(first)))["status"] == "passed"
+    assert left_behind(folder) == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="kills by signal")
+def test_a_job_whose_process_is_killed_leaves_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the system does when memory runs out, and as a time-out does on Windows."""
+    monkeypatch.setattr(tempfile, "tempdir", str(folder / "tmp"))
+    monkeypatch.setenv("TMPDIR", str(folder / "tmp"))
+    kill = "import os, signal, time\nos.kill(os.getppid(), signal.SIGKILL)\ntime.sleep(60)"
+    cell = {"cell_type": "code", "source": kill, "metadata": {}, "outputs": []}
+    text = dumps(normalise({"cells": [cell], "metadata": {}}))
+    (folder / "kills.ipynb").write_text(text, encoding="utf-8")
+    suite = "version: 1\nexclusive: false\njobs: [{notebook: kills.ipynb}]\n"
+    (folder / "suite.yaml").write_text(suite, encoding="utf-8")
+    (job,) = load(folder / "suite.yaml").jobs
+    assert result_of(perform(spec.dumps(job)))["failure"]["error"] == "ProcessDied"
+    # its kernel lives on for a moment and may write meanwhile: that goes with the next job
+    until(lambda: Scratch("labkit-run-").close() or not left_behind(folder))
 
 
 def test_a_job_waits_while_another_one_holds_the_machine(
