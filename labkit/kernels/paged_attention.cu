@@ -58,8 +58,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_attention(
     float eps, int below)
 {
     __shared__ alignas(16) activation_t q_shared[ROWS_PADDED * Q_PITCH];
-    __shared__ alignas(16) float warp_out[OUT_TILES * WARPS * CELLS];
-    __shared__ alignas(16) float running[ROW_TILES * CELLS];
+    __shared__ float4 warp_out[ROW_TILES * WARPS * ITEMS];
+    __shared__ float4 running[ROW_TILES * ITEMS];  // of the splits so far
     __shared__ WarpSums warp_sums[WARPS * ROWS_PADDED];
 #if KV_INT8
     __shared__ float steps[ROWS_PADDED];
@@ -67,6 +67,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_attention(
     float* const steps = nullptr;
 #endif
     __shared__ unsigned arrived;
+    __shared__ struct { int first_query, fine_ranges; bool alone; } late;  // asked for late: less registers
 #if FUSED
     __shared__ alignas(16) stored_t new_key[KEY_SPAN * KEY_PIECES];
     __shared__ alignas(16) stored_t new_value[VALUE_SPAN * VALUE_PIECES];
@@ -85,13 +86,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_attention(
         turn = range < fine_ranges ? range * fine : coarse_from + (range - fine_ranges) * coarse;
         end = range < fine_ranges ? min(turn + fine, coarse_from) : turn + coarse;
     }
-    const bool prefix = turn == 0;
+    const bool prefix = range == 0;
     grid_dependency_release();
 #if FUSED
     const int row = blockIdx.x, length = lengths[row], count = 1;
     const int last = length, filled = length;  // the new token's key and value come from this launch
     const bool idle = length < 0 || length >= capacity;
-    const size_t first_query = row;
+    const int first_query = row;
 #else
     grid_dependency_wait();
     const int tile_index = gridDim.x - 1 - blockIdx.x;  // the later queries have more to read
@@ -99,9 +100,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_attention(
     const int start = query_starts[row], of_all = query_starts[row + 1] - start;
     const int count = min(QUERIES, of_all - of_row);
     const int length = lengths[row] + of_row;
-    const int last = length + count - 1, filled = last + 1;
+    const int last = QUERIES == 1 ? length : length + count - 1, filled = last + 1;
     const bool idle = lengths[row] < 0 || count <= 0 || last >= capacity || of_all >= below;
-    const size_t first_query = static_cast<size_t>(start) + of_row;
+    const int first_query = start + of_row;
 #endif
     const int used = last / TURN + 1;  // turns that hold a token
     const int* table = tables + static_cast<size_t>(row) * table_width;
@@ -112,13 +113,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_attention(
         return;
     }
     end = min(end, used);
-    auto ranges_of_row = [&]() {  // asked for late: a register less meanwhile
-        if (fine <= 0) {
-            return 1;
-        }
-        return used <= coarse_from ? (used + fine - 1) / fine
-                                   : fine_ranges + (used - coarse_from + coarse - 1) / coarse;
-    };
+    if (threadIdx.x == 0) {
+        late = {first_query, fine_ranges, prefix && end == used};  // alone: no other block has turns of the row
+    }
     const int rows = QUERIES == 1 ? GROUP : count * GROUP;
 
     Cache cache;
@@ -131,9 +128,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_attention(
     cache.value_scales = value_scales + of_head + 2 * q;
     Tile tile;
     const int first_token = turn * TURN + warp * TILE;
-    load_keys<0, GROUPS8>(tile, cache, ids, first_token, filled, g, q);
+    const bool whole_at_first = first_token + TILE <= filled;
+    load_keys<0, GROUPS8>(tile, cache, ids, first_token, filled, whole_at_first, g, q);
 #if VALUES_EARLY
-    load_values(tile, cache, ids, first_token, filled, g, q);
+    load_values(tile, cache, ids, first_token, filled, whole_at_first, g, q);
 #else
     int ids_now[IDS];
 #pragma unroll
@@ -192,7 +190,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_attention(
 #pragma unroll
     for (int i = 0; i < (ROWS + WARPS - 1) / WARPS; ++i) {
         const int r = i * WARPS + warp;
-        const size_t of_query = (first_query + r / GROUP) * heads + kv_head * GROUP + r % GROUP;
+        const size_t of_token = static_cast<size_t>(first_query + r / GROUP) * heads;
+        const size_t of_query = of_token + kv_head * GROUP + r % GROUP;
         const bool there = r < rows && lane < WORDS;
         const activation_t* p = query + of_query * HEAD_DIM + 2 * lane;
         const unsigned low = there ? load_word(p) : 0u, high = there ? load_word(p + HEAD_DIM / 2) : 0u;
@@ -225,66 +224,78 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_attention(
     float acc[ROW_TILES][PRODUCTS][4];
     Sums sums;
     float most[ROW_TILES] = {}, total[ROW_TILES] = {};  // of the splits so far, a thread's rows
-    bool fresh = true;  // a split begins
+    bool fresh = true;                                  // a split begins
     if (CLEAR_EARLY) {
         clear(acc, sums);
     }
+    // A tile of this turn. `inner`: all queries see all of its tokens and of the next tile's, so that nothing is
+    // asked. The two barriers also keep the compiler from waiting for the values before the scores are done.
+    auto take_tile = [&](const int first, const bool inner) __attribute__((always_inline)) {
+        const bool more = inner || (turn + 1 < end && first + TURN <= last);
+        const bool next_whole = inner || first + TURN + TILE <= filled;
+#if FUSED
+        const bool here = !inner && length < first + TILE;  // the new token
+        if (here) {
+            put_key(tile, new_key, new_scales, length - first, g, q);
+        }
+#endif
+        __syncwarp();
+        float score[GROUPS8][4];
+        find_scores(score, tile, q_shared, g, q);
+#if !VALUES_EARLY
+        load_values(tile, cache, ids_now, first, filled, inner || first + TILE <= filled, g, q);
+#endif
+        if (more) {
+            load_keys<0, EARLY_KEYS>(tile, cache, ids, first + TURN, filled, next_whole, g, q);
+        }
+        unsigned weight[ROW_TILES][GROUPS8];
+        float rescale[ROW_TILES];
+        const bool whole = inner || first + TILE - 1 <= length;
+        const bool moved =
+            find_weights(weight, rescale, sums, score, tile.scales, first + 2 * q, whole, limit, scale);
+        if (!fresh && __any_sync(0xffffffffu, moved)) {  // else all factors are one
+            scale_rows(acc, rescale, q);
+        }
+#if FUSED
+        if (here) {
+            put_value(tile, new_value, length - first, g, q);
+        }
+#endif
+        __syncwarp();
+#if QUERIES > 1 && !KV_INT8
+        if (!whole && __any_sync(0xffffffffu, has_odd_value(tile))) {
+            add_values_apart(acc, tile, weight, first + 2 * q, length, last, q);
+        } else
+#endif
+        {
+            add_values(acc, tile, weight);
+        }
+        if (more) {
+#if VALUES_EARLY
+            load_values(tile, cache, ids, first + TURN, filled, next_whole, g, q);
+#else
+            load_keys<EARLY_KEYS, GROUPS8>(tile, cache, ids, first + TURN, filled, next_whole, g, q);
+#pragma unroll
+            for (int i = 0; i < IDS; ++i) {
+                ids_now[i] = ids[i];
+            }
+#endif
+            load_ids(ids, table, first + 2 * TURN, table_width);
+        }
+    };
+    auto out_of_tile = [&]() {
+        return out + (static_cast<size_t>(late.first_query) * heads + kv_head * GROUP) * HEAD_DIM;
+    };
     for (; turn < end; ++turn) {
         const int first = turn * TURN + warp * TILE;
         if (!CLEAR_EARLY && fresh) {
             clear(acc, sums);
         }
-        if (first <= last) {  // the whole warp
-#if FUSED
-            const bool here = length < first + TILE;  // the new token
-            if (here) {
-                put_key(tile, new_key, new_scales, length - first, g, q);
-            }
-            __syncwarp();
-#endif
-            float score[GROUPS8][4];
-            find_scores(score, tile, q_shared, g, q);
-            const bool more = turn + 1 < end && first + TURN <= last;
-#if !VALUES_EARLY
-            load_values(tile, cache, ids_now, first, filled, g, q);
-#endif
-            if (more) {
-                load_keys<0, EARLY_KEYS>(tile, cache, ids, first + TURN, filled, g, q);
-            }
-            unsigned weight[ROW_TILES][GROUPS8];
-            float rescale[ROW_TILES];
-            const bool whole = first + TILE - 1 <= length;
-            const bool moved = find_weights(
-                weight, rescale, sums, score, tile.scales, first + 2 * q, whole, limit, scale);
-            if (!fresh && __any_sync(0xffffffffu, moved)) {  // else all factors are one
-                scale_rows(acc, rescale, q);
-            }
-#if FUSED
-            if (here) {
-                put_value(tile, new_value, length - first, g, q);
-            }
-            __syncwarp();
-#endif
-#if QUERIES > 1 && !KV_INT8
-            if (first + TILE - 1 > length && __any_sync(0xffffffffu, has_odd_value(tile))) {
-                add_values_apart(acc, tile, weight, first + 2 * q, length, last, q);
-            } else
-#endif
-            {
-                add_values(acc, tile, weight);
-            }
-            if (more) {
-#if VALUES_EARLY
-                load_values(tile, cache, ids, first + TURN, filled, g, q);
-#else
-                load_keys<EARLY_KEYS, GROUPS8>(tile, cache, ids, first + TURN, filled, g, q);
-#pragma unroll
-                for (int i = 0; i < IDS; ++i) {
-                    ids_now[i] = ids[i];
-                }
-#endif
-                load_ids(ids, table, first + 2 * TURN, table_width);
-            }
+        // The whole warp. FP16 has no registers for it, and the memory's bandwidth as it is.
+        if (KV_INT8 && turn + 1 < end && first + TURN + TILE <= length) {
+            take_tile(first, true);
+        } else if (first <= last) {
+            take_tile(first, false);
         }
         fresh = turn < FINE_TURNS || turn % COARSE == COARSE - 1;
         if (!fresh && turn + 1 < end) {
@@ -294,96 +305,94 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_attention(
         // The split is done: its warps in ascending order, then the running total.
         const int split = split_of(turn);
         const bool done = turn + 1 == end;
-        const int ranges = ranges_of_row();
-        const size_t first_place = (static_cast<size_t>(blockIdx.x) * kv_heads + kv_head) * splits;
-        activation_t* out_of_tile = out + (first_query * heads + kv_head * GROUP) * HEAD_DIM;
-        const size_t place = first_place + (prefix ? 0 : split);
+        auto place = [&]() {  // of a partial result
+            const size_t first_place = (static_cast<size_t>(blockIdx.x) * kv_heads + kv_head) * splits;
+            return first_place + (prefix ? 0 : split);
+        };
 #pragma unroll
-        for (int begin = 0; begin < ROW_TILES; begin += OUT_TILES) {
-#pragma unroll
-            for (int h = begin; h < begin + OUT_TILES; ++h) {
-                float all = sums.sum[h];
-                all = __fadd_rn(all, __shfl_xor_sync(0xffffffffu, all, 1));
-                all = __fadd_rn(all, __shfl_xor_sync(0xffffffffu, all, 2));
-                if (q == 0) {
-                    warp_sums[warp * ROWS_PADDED + 8 * h + g] = warp_sums_of(sums, h, all);
-                }
-                float* to = warp_out + ((h - begin) * WARPS + warp) * CELLS + 8 * g + 2 * q;
-#pragma unroll
-                for (int i = 0; i < PRODUCTS; ++i) {
-                    *reinterpret_cast<float2*>(to + 2 * i * 64) = make_float2(acc[h][i][0], acc[h][i][1]);
-                    *reinterpret_cast<float2*>(to + (2 * i + 1) * 64) = make_float2(acc[h][i][2], acc[h][i][3]);
-                }
+        for (int h = 0; h < ROW_TILES; ++h) {
+            float all = sums.sum[h];
+            all = __fadd_rn(all, __shfl_xor_sync(0xffffffffu, all, 1));
+            all = __fadd_rn(all, __shfl_xor_sync(0xffffffffu, all, 2));
+            if (q == 0) {
+                warp_sums[warp * ROWS_PADDED + 8 * h + g] = warp_sums_of(sums, h, all);
             }
-            __syncthreads();
+            float4* to = warp_out + (h * WARPS + warp) * ITEMS + lane;
 #pragma unroll
-            for (int h = begin; h < begin + OUT_TILES; ++h) {
-                const int of_tile = 8 * h + threadIdx.x % 8;  // the row of all of this thread's items
-                float top = NOTHING, all = 0.f;
-                Factors of_warp[WARPS];
+            for (int i = 0; i < PRODUCTS; i += 2) {
+                const float(&a)[4] = acc[h][i], (&b)[4] = acc[h][i + 1];
+                to[32 * i] = make_float4(a[0], a[2], b[0], b[2]);
+                to[32 * i + 32] = make_float4(a[1], a[3], b[1], b[3]);
+            }
+        }
+        __syncthreads();
+#pragma unroll
+        for (int h = 0; h < ROW_TILES; ++h) {
+            const int of_tile = 8 * h + row_of(threadIdx.x);  // the row of all of this thread's items
+            float top = NOTHING, all = 0.f;
+            Factors of_warp[WARPS];
+#pragma unroll
+            for (int w = 0; w < WARPS; ++w) {
+                const WarpSums its = warp_sums[w * ROWS_PADDED + of_tile];
+                of_warp[w] = add_sum(top, all, its.largest, its.sum);
+#if KV_INT8
+                of_warp[w].part = __fmul_rn(of_warp[w].part, its.unit);
+#endif
+            }
+            const bool first_split = !prefix || split == 0;
+            Factors by = {0.f, 1.f};
+            if (first_split) {
+                most[h] = top;
+                total[h] = all;
+            } else {
+                by = add_sum(most[h], total[h], top, all);
+            }
+#pragma unroll
+            for (int k = 0; k < THREAD_ITEMS; ++k) {
+                const int item = threadIdx.x + k * THREADS;
+                if (!WHOLE_ITEMS && item >= ITEMS) {
+                    break;
+                }
+                const float4* of_item = warp_out + h * WARPS * ITEMS + item;
+                float4 value = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
                 for (int w = 0; w < WARPS; ++w) {
-                    const WarpSums its = warp_sums[w * ROWS_PADDED + of_tile];
-                    of_warp[w] = add_sum(top, all, its.largest, its.sum);
-#if KV_INT8
-                    of_warp[w].part = __fmul_rn(of_warp[w].part, its.unit);
-#endif
+                    add_part(value, of_item[w * ITEMS], of_warp[w]);
                 }
-                const bool first_split = !prefix || split == 0;
-                Factors by = {0.f, 1.f};
-                if (first_split) {
-                    most[h] = top;
-                    total[h] = all;
+                float4* so_far = running + h * ITEMS + item;
+                if (!first_split) {
+                    const float4 of_split = value;
+                    value = *so_far;
+                    add_part(value, of_split, by);
+                }
+                if (prefix && !done) {
+                    *so_far = value;
+                } else if (late.alone) {
+                    store_item(out_of_tile(), heads, h, item, rows, value, total[h]);
                 } else {
-                    by = add_sum(most[h], total[h], top, all);
-                }
-#pragma unroll
-                for (int k = 0; k < THREAD_ITEMS; ++k) {
-                    const int item = threadIdx.x + k * THREADS;
-                    if (!WHOLE_ITEMS && item >= ITEMS) {
-                        break;
-                    }
-                    const float* cell = warp_out + (h - begin) * WARPS * CELLS + item / 64 * 256 + item % 64;
-                    float4 value = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll
-                    for (int w = 0; w < WARPS; ++w) {
-                        const float* of = cell + w * CELLS;
-                        add_part(value, make_float4(of[0], of[64], of[128], of[192]), of_warp[w]);
-                    }
-                    float4* so_far = reinterpret_cast<float4*>(running) + h * ITEMS + item;
-                    if (!first_split) {
-                        const float4 of_split = value;
-                        value = *so_far;
-                        add_part(value, of_split, by);
-                    }
-                    if (prefix && !done) {
-                        *so_far = value;
-                    } else if (ranges == 1) {
-                        store_item(out_of_tile, heads, h, item, rows, value, total[h]);
-                    } else {
-                        reinterpret_cast<float4*>(part)[(place * ROW_TILES + h) * ITEMS + item] = value;
-                    }
-                }
-                if (ranges > 1 && (!prefix || done) && threadIdx.x < 8) {
-                    part_ml[place * 2 * ROWS_PADDED + of_tile] = most[h];
-                    part_ml[place * 2 * ROWS_PADDED + ROWS_PADDED + of_tile] = total[h];
+                    reinterpret_cast<float4*>(part)[(place() * ROW_TILES + h) * ITEMS + item] = value;
                 }
             }
-            __syncthreads();
+            if (!late.alone && (!prefix || done) && threadIdx.x < 64 && threadIdx.x % 32 < 4) {
+                float* ml = part_ml + place() * 2 * ROWS_PADDED + of_tile;
+                ml[0] = most[h];
+                ml[ROWS_PADDED] = total[h];
+            }
         }
+        __syncthreads();
         if (CLEAR_EARLY) {
             clear(acc, sums);
         }
     }
-    const int ranges = ranges_of_row();
-    if (ranges == 1) {
+    if (late.alone) {
         return;
     }
+    const int ranges = used <= coarse_from ? (used + fine - 1) / fine
+                                           : late.fine_ranges + (used - coarse_from + coarse - 1) / coarse;
 
     // The rest of the splits, in ascending order, by the block that arrives last. The counter wraps to zero.
     const size_t unit_index = static_cast<size_t>(blockIdx.x) * kv_heads + kv_head;
     const size_t first_place = unit_index * splits;
-    activation_t* out_of_tile = out + (first_query * heads + kv_head * GROUP) * HEAD_DIM;
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -396,5 +405,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_attention(
     __threadfence();
     // Place 0 has the sum of the turns below `fine`.
     const int behind = split_of(used - 1) + 1;
-    merge_splits(part, part_ml, first_place, split_of(fine), behind, out_of_tile, heads, rows);
+    merge_splits(part, part_ml, first_place, split_of(fine), behind, out_of_tile(), heads, rows);
 }

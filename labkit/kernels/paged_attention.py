@@ -35,12 +35,12 @@ from labkit.kernels.paged_plan import (
     FINE_TURNS,
     TURN,
     WALK,
+    WARPS,
     Plan,
     Scratch,
     check_scratch,
     plan,
     splits,
-    warps,
 )
 from labkit.kernels.rmsnorm import ACTIVATIONS
 from labkit.kernels.rope_append import rope_append, rope_launch, rope_source
@@ -221,7 +221,7 @@ class Chunks:
         args += [tall_from or _ALL]
         kernel = source(q.dtype, head_dim, group, layer.block_size, int8=layer.quantised, queries=queries)
         grid = (max(1, count), kv_heads, chosen.ranges(max_context))
-        return Launch(kernel, grid, (32 * warps(layer.quantised),), args, q.device)
+        return Launch(kernel, grid, (32 * WARPS,), args, q.device)
 
     def tall_launch(self, tall_from: int = 1) -> Launch:
         """For rows of at least so many new tokens; no use for tiles."""
@@ -331,7 +331,7 @@ def decode_launch(
     norm = q_norm is not None
     kernel = source(dtype, head_dim, group, layer.block_size, int8=layer.quantised, fused=True, qk_norm=norm)
     grid = (max(1, batch), kv_heads, chosen.ranges(capacity))
-    return Launch(kernel, grid, (32 * warps(layer.quantised),), args, qkv.device, overlap)
+    return Launch(kernel, grid, (32 * WARPS,), args, qkv.device, overlap)
 
 
 def _arguments(

@@ -2,13 +2,16 @@
 #pragma once
 #include "paged_tile.cuh"
 
+// Row of its tile that an item is of: as lanes hold them, two rows each.
+__device__ __forceinline__ int row_of(int item) { return 2 * (item % 4) + item / 32 % 2; }
+
 // Writes an item, divided by its row's sum.
 __device__ __forceinline__ void store_item(
     activation_t* out_of_tile, int heads, int row_tile, int item, int rows, const float4& value, float sum)
 {
-    const int row = row_tile * 8 + item % 8;
+    const int row = row_tile * 8 + row_of(item);
     const int of_lane = item / 64 * 4;  // of the columns of the lanes whose rows these are
-    const int piece = of_lane / VALUE_COLUMNS * VALUE_SPAN + item / 8 % 8 * VALUE_COLUMNS;
+    const int piece = of_lane / VALUE_COLUMNS * VALUE_SPAN + item / 4 % 8 * VALUE_COLUMNS;
     const int column = piece + of_lane % VALUE_COLUMNS;
     if (row < rows && column < HEAD_DIM) {
         uint2 words;
@@ -29,7 +32,7 @@ __device__ __forceinline__ void merge_splits(
         if (!WHOLE_ITEMS && threadIdx.x >= ITEMS) {
             break;
         }
-        const float* ml = part_ml + first_place * 2 * ROWS_PADDED + 8 * h + threadIdx.x % 8;
+        const float* ml = part_ml + first_place * 2 * ROWS_PADDED + 8 * h + row_of(threadIdx.x);
         const float4* from = reinterpret_cast<const float4*>(part) + (first_place * ROW_TILES + h) * ITEMS
                              + threadIdx.x;
         float4 value[THREAD_ITEMS];

@@ -7,13 +7,12 @@
 #define GROUP 8
 #endif
 
-// A turn is a tile of TILE tokens for each of WARPS. INT8 pieces are half as long: more warps with shorter
-// tiles take half the registers a warp.
+// A turn is a tile of TILE tokens for each of WARPS.
 #ifndef WARPS
-#define WARPS (KV_INT8 ? 8 : 4)
+#define WARPS 4
 #endif
 #ifndef TILE
-#define TILE (KV_INT8 ? 16 : 32)
+#define TILE 32
 #endif
 #define TURN (WARPS * TILE)
 #define FINE_TURNS 16

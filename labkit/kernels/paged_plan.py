@@ -14,7 +14,10 @@ from torch import Tensor
 from labkit.errors import require
 
 TURN = 128
-"""Tokens that a block takes at a time, a tile of TURN / warps a warp."""
+"""Tokens that a block takes at a time, a tile of TURN / WARPS a warp."""
+
+WARPS = 4
+"""Warps of a block."""
 
 FINE_TURNS, COARSE = 16, 4
 """The first turns are a split each; beyond them a split is so many turns."""
@@ -24,11 +27,6 @@ MOST_TILE_BYTES = 32 << 20
 
 _BLOCKS_A_MULTIPROCESSOR = 2
 _NOMINAL_MULTIPROCESSORS = 16  # what the emulator is planned for: an RTX 3050 Laptop
-
-
-def warps(int8: bool) -> int:
-    """Warps of a block."""
-    return 8 if int8 else 4
 
 
 @dataclass(frozen=True, slots=True)

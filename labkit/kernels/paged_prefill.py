@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
-from labkit.kernels.paged_plan import TURN, multiprocessors_of, warps
+from labkit.kernels.paged_plan import TURN, multiprocessors_of
+from labkit.kernels.paged_plan import WARPS as TILES  # of a turn
 from labkit.kernels.rmsnorm import ACTIVATIONS
 from labkit.kernels.source import KernelSource
 
@@ -79,6 +80,6 @@ def shared_bytes(head_dim: int, *, int8: bool = False) -> int:
     chunks, size = -(-head_dim // 32), 1 if int8 else 2
     key = 32 * (32 * chunks + (0 if chunks % 2 else 32)) * size + (256 if int8 else 0)
     value = TURN * (48 if int8 else 40) * size
-    factors = 3 * warps(int8) * 16 * 4
+    factors = 3 * TILES * 16 * 4
     query, running = 2 * chunks * 32 * 16, 4 * 16 * 32 * chunks
     return SLOTS * max(key, value) + WARPS * (running + query + factors) + 8 * TURN

@@ -13,7 +13,7 @@
 #endif
 
 #ifndef BLOCKS  // on a multiprocessor: what the registers are cut to
-#define BLOCKS (GROUP * QUERIES > 8 ? 8 / WARPS : !KV_INT8 && HEAD_DIM <= 64 ? 3 : 2)
+#define BLOCKS (GROUP * QUERIES <= 8 && HEAD_DIM <= 64 ? 3 : 2)
 #endif
 
 // The sums of the next split are zero as soon as those of one are written: else every turn selects zeros.
@@ -37,10 +37,8 @@
 // No bank conflict: rows are 64 bytes apart modulo 128, those of digits 16.
 #define Q_PITCH (KV_INT8 ? Q_COLUMNS + 8 : Q_COLUMNS + (CHUNKS % 2 ? 0 : 32))
 #define ITEMS (32 * PRODUCTS)  // an item is 4 neighbouring columns of one of 8 rows
-#define CELLS (4 * ITEMS)
 #define THREAD_ITEMS ((ITEMS + THREADS - 1) / THREADS)
 #define WHOLE_ITEMS (ITEMS % THREADS == 0)  // every thread has as many
-#define OUT_TILES (ROW_TILES * WARPS <= 8 ? ROW_TILES : 1)  // row tiles that lie in shared memory at once
 #define AT_ONCE (ROW_TILES == 1 ? 8 : 4)  // partial results that the last block has on their way
 #define EARLY_KEYS (VALUES_EARLY ? GROUPS8 : FUSED ? 1 : GROUPS8 / 2)  // that do not wait for the values' use
 #define IDS (BLOCK_SIZE >= TILE ? 1 : TILE / BLOCK_SIZE)  // blocks that a tile touches
@@ -123,9 +121,9 @@ __device__ __forceinline__ const T* token_of(
 // Scales of two neighbouring tokens, which lie in one block.
 __device__ __forceinline__ void load_scales(
     float2 (&scales)[GROUPS8], const float* from, unsigned stride, const int (&ids)[IDS], int first,
-    int filled, int q)
+    int filled, bool whole, int q)
 {
-    if (first + TILE <= filled) {
+    if (whole) {
 #pragma unroll
         for (int t = 0; t < GROUPS8; ++t) {
             const uint2 pair = load_early_8(in_block(from, block_of(ids, t), stride) + within(first, t));
@@ -161,12 +159,12 @@ __device__ __forceinline__ void load_value(
     }
 }
 
-// Its tokens from 8 FROM to 8 TO.
+// Its tokens from 8 FROM to 8 TO; `whole` if all of the tile's are filled.
 template <int FROM, int TO>
 __device__ __forceinline__ void load_keys(
-    Tile& tile, const Cache& cache, const int (&ids)[IDS], int first, int filled, int g, int q)
+    Tile& tile, const Cache& cache, const int (&ids)[IDS], int first, int filled, bool whole, int g, int q)
 {
-    if (first + TILE <= filled) {
+    if (whole) {
 #pragma unroll
         for (int t = FROM; t < TO; ++t) {
             const stored_t* p = in_block(cache.keys, block_of(ids, t), cache.stride);
@@ -192,14 +190,14 @@ __device__ __forceinline__ void load_keys(
         return;
     }
 #if KV_INT8
-    load_scales(tile.scales.key, cache.key_scales, cache.scale_stride, ids, first, filled, q);
+    load_scales(tile.scales.key, cache.key_scales, cache.scale_stride, ids, first, filled, whole, q);
 #endif
 }
 
 __device__ __forceinline__ void load_values(
-    Tile& tile, const Cache& cache, const int (&ids)[IDS], int first, int filled, int g, int q)
+    Tile& tile, const Cache& cache, const int (&ids)[IDS], int first, int filled, bool whole, int g, int q)
 {
-    if (first + TILE <= filled) {
+    if (whole) {
 #pragma unroll
         for (int t = 0; t < 2 * GROUPS8; ++t) {
             const stored_t* p = in_block(cache.values, block_of(ids, t / 2), cache.stride);
@@ -226,7 +224,7 @@ __device__ __forceinline__ void load_values(
         return;
     }
 #if KV_INT8
-    load_scales(tile.scales.value, cache.value_scales, cache.scale_stride, ids, first, filled, q);
+    load_scales(tile.scales.value, cache.value_scales, cache.scale_stride, ids, first, filled, whole, q);
 #endif
 }
 
