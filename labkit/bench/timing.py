@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any, Protocol
 
 from labkit.errors import require
+from labkit.kernels.capture import capturing
 
 COLD_BYTES = 256 << 20
 """A sample reads at least this many bytes of weights, or twice the L2 cache if that is more."""
@@ -175,7 +176,7 @@ def captured(work: Callable[[], Any]) -> Callable[[], Any]:
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
+    with capturing(graph, stream=stream):
         work()
 
     def replay(keep: Callable[[], Any] = work) -> None:

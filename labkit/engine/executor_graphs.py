@@ -23,6 +23,7 @@ from labkit.engine.executor import Row
 from labkit.engine.lanes import AnyLane, StreamLane
 from labkit.engine.request import Request, Status
 from labkit.errors import require
+from labkit.kernels.capture import capturing
 from labkit.kernels.greedy import GreedyState
 from labkit.kernels.paged_attention import Plan, Scratch, plan
 from labkit.kernels.paged_plan import multiprocessors_of
@@ -81,7 +82,7 @@ class Captured:
             stream.synchronize()
             graph = torch.cuda.CUDAGraph()
             # "thread_local": what other threads do meanwhile is theirs.
-            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+            with capturing(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
                 work()
             self._pool = graph.pool()
         self._graphs[key] = graph

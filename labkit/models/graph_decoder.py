@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from labkit.errors import InputError, refuse, require
+from labkit.kernels.capture import capturing
 from labkit.models.decode_step import DecodeStep, Products, check, step_weights
 from labkit.quant.packing import describe
 
@@ -228,7 +229,7 @@ def _capture(work: Callable[[], None], device: torch.device) -> torch.cuda.CUDAG
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
+        with capturing(graph, stream=stream):
             work()
         torch.cuda.current_stream().wait_stream(stream)
     return graph

@@ -11,6 +11,7 @@ from paged_cases import paged_case
 
 from labkit.kernels import paged_attention as paged
 from labkit.kernels import paged_prefill
+from labkit.kernels.capture import capturing
 from labkit.kernels.launch import Launch
 from labkit.kernels.paged_layer import PagedLayer
 
@@ -173,7 +174,7 @@ def test_a_captured_step_follows_lengths_and_tables() -> None:
     step()  # every row is idle: nothing is written
     assert not out.any()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capturing(graph):
         step()
     lengths.copy_(case.int32(case.lengths))
     tables.copy_(case.tables)

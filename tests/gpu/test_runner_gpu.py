@@ -13,6 +13,7 @@ import torch
 from labkit.device import devices
 from labkit.errors import InputError
 from labkit.kernels import nvrtc, resources, runner
+from labkit.kernels.capture import capturing
 from labkit.kernels.gpu import GpuKernel, why_not
 from labkit.kernels.occupancy import occupancy
 from labkit.kernels.source import KernelSource
@@ -160,7 +161,7 @@ def test_graph_capture_and_replay() -> None:
     numbers = torch.arange(n, dtype=torch.int32, device="cuda")
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
+    with capturing(graph):
         temporary = torch.empty(n, device="cuda")
         temporary.zero_()
         axpy((-(-n // 256),), (256,), [x, temporary, 2.0, n])
@@ -178,7 +179,7 @@ def test_first_use_inside_a_capture_is_refused_in_words() -> None:
     text = TEXT.replace("a * __half2float", "3 * a * __half2float")
     fresh = KernelSource.from_text(text, "axpy", filename="fresh.cu")
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capturing(graph):
         with pytest.raises(InputError, match="before the capture"):
             runner.load(fresh, "cuda")
         torch.zeros(1, device="cuda")

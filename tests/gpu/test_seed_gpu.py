@@ -12,6 +12,7 @@ from seed_cases import CASES, Case
 
 from labkit.emulator import toolchain
 from labkit.errors import InputError
+from labkit.kernels.capture import capturing
 from labkit.kernels.seed.launch import KERNELS, SeedKernel, plan
 from labkit.kernels.seed.linear import NAMES, gemv_single_row
 from labkit.nn.dispatch import DispatchTable
@@ -281,7 +282,7 @@ def test_a_captured_graph_replays_with_new_inputs() -> None:
             layer(x)  # warm-up, as torch asks for
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with capturing(graph):
             y = layer(x)
         for seed in (1, 2, 3):
             x.copy_(seed_cases.random_x(m, 512, seed=seed).cuda())

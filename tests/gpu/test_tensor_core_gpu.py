@@ -13,6 +13,7 @@ from tensor_core_cases import BFLOAT, CASES, F32, HALF, Case, checked, run
 
 from labkit.emulator import toolchain
 from labkit.kernels import runner
+from labkit.kernels.capture import capturing
 from labkit.kernels.launch import Launch
 from labkit.kernels.resources import stated_registers
 from labkit.kernels.tensor_core import launch as tlaunch
@@ -174,7 +175,7 @@ def test_a_graph_replays_with_changed_inputs(case: Case, m: int) -> None:
         tlaunch.linear(x, weight)  # cuBLAS makes its workspace at the first call
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capturing(graph):
         y = tlaunch.linear(x, weight, residual=residual)
         z = tlaunch.linear(x * 2, weight, residual=y)  # reads what the launch ahead of it writes
     for seed in range(3):

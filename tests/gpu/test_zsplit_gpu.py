@@ -10,6 +10,7 @@ from zsplit_cases import weight_of, x_of
 
 from labkit.emulator import toolchain
 from labkit.kernels import runner, zsplit
+from labkit.kernels.capture import capturing
 from labkit.kernels.resources import stated_registers
 from labkit.kernels.zsplit import launch as zlaunch
 from labkit.kernels.zsplit import reference, rule
@@ -153,7 +154,7 @@ def test_a_graph_can_capture_it(function, m: int) -> None:
         function(x, weight)
     torch.cuda.current_stream().wait_stream(warm)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capturing(graph):
         y = function(x, weight)
     for seed in (1, 2, 3):
         x.copy_(x_of(m + seed, 1024, torch.float16)[:m])
@@ -169,7 +170,7 @@ def test_a_prepared_layer_can_be_captured_at_its_first_call_with_another_m() -> 
     layer(x_of(1, 512, torch.float16, "cuda"))
     x = x_of(16, 512, torch.float16, "cuda")
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capturing(graph):
         y = layer(x)
     graph.replay()
     torch.cuda.synchronize()
