@@ -315,7 +315,11 @@ def report(rows: list[dict[str, Any]], problems: list[str]) -> None:
     import torch
 
     device = machine.device_facts("cuda" if torch.cuda.is_available() else "cpu")
-    content = {"origin": "measured and emulated", "device": device, "software": machine.software_facts()}
+    content: dict[str, Any] = {
+        "origin": "measured and emulated",
+        "device": device,
+        "software": machine.software_facts(),
+    }
     content |= {"rows": rows, "problems": problems}
     write_text(folder / "ncu_counts.md", text + "\n")
     write_json(folder / "ncu_counts.json", content)

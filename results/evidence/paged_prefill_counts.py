@@ -9,7 +9,7 @@ import torch
 
 from labkit.bench.attention_cases import Case, Pool, Step
 from labkit.kernels import paged_attention, paged_prefill, resources
-from labkit.kernels.paged_plan import warps
+from labkit.kernels.paged_plan import WARPS
 
 MODELS = ("qwen2.5-3b", "qwen2.5-7b", "smollm2-135m")
 CHUNK = 64
@@ -50,7 +50,7 @@ def main() -> None:
             for name, served, source in kernels:
                 tall = name == "tall"
                 dynamic = paged_prefill.shared_bytes(head_dim, int8=int8) if tall else 0
-                threads = 32 * (paged_prefill.WARPS if tall else warps(int8))
+                threads = 32 * (paged_prefill.WARPS if tall else WARPS)
                 used = {arch: resources.usage(source, arch) for arch in ("sm_86", "sm_90")}
                 blocks = [
                     used[arch].occupancy(card, threads, dynamic).blocks for arch, card in zip(used, CARDS)

@@ -21,7 +21,14 @@ from labkit.kernels.source import KernelSource
 from labkit.nn.memory import MemoryBudget
 from labkit.quant import quantize
 
-ENTRIES = ("gemm_tiled_w4", "gemm_tiled_w3", "gemv_row_w4", "gemv_row_w3", "gemv_batch_w4", "gemv_batch_w3")
+ENTRIES: tuple[str, ...] = (
+    "gemm_tiled_w4",
+    "gemm_tiled_w3",
+    "gemv_row_w4",
+    "gemv_row_w3",
+    "gemv_batch_w4",
+    "gemv_batch_w3",
+)
 ENTRIES += ("zsplit_gemm", "zsplit_gemm_int8", "zsplit_reduce", "zsplit_quantize", "mma_w4")
 """Every kernel that a case launches, by its name in the source."""
 
