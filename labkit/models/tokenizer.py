@@ -17,6 +17,7 @@ from labkit.models.chat import render_chat
 from labkit.models.fields import shown, token_ids, truth
 
 _CONTROL, _USER_DEFINED = 3, 4  # token types of GGUF (gguf.TokenType)
+_WINDOW = 32  # ids that are decoded anew at each token, up to twice as many
 
 # The pre-tokeniser each GGUF name stands for; regular expressions are those of the published
 # tokenizer.json files of Llama 3 and Qwen2.
@@ -224,6 +225,8 @@ class StreamDecoder:
         if text.endswith("\ufffd"):
             return ""
         piece, self._sent = text[self._sent :], max(len(text), self._sent)
+        if len(self._ids) >= 2 * _WINDOW and self._sent == len(text):
+            self._forget(text)
         return piece
 
     def finish(self) -> str:
@@ -232,8 +235,21 @@ class StreamDecoder:
             return self._utf8.decode(b"", final=True)
         return self._all()[self._sent :]
 
-    def _all(self) -> str:
-        return self._tokenizer.inner.decode(self._ids, skip_special_tokens=not self._keep_special)
+    def _all(self, since: int = 0) -> str:
+        return self._tokenizer.inner.decode(self._ids[since:], skip_special_tokens=not self._keep_special)
+
+    def _forget(self, text: str) -> None:
+        """Drop ids whose text is out, so that a token of a long answer costs no more than one of a short one.
+
+        What is kept must end ``text`` when decoded alone. It does not where a cut parts a character's bytes;
+        and its first space is gone, now and later, with decoders that strip one.
+        """
+        for since in range(len(self._ids) - _WINDOW, len(self._ids) - _WINDOW // 2):
+            kept = self._all(since)
+            if kept and text.endswith(kept):
+                del self._ids[:since]
+                self._sent = len(kept)
+                return
 
 
 def byte_characters() -> dict[str, int]:

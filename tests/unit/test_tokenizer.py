@@ -284,6 +284,48 @@ def test_other_decoders_stream_too(tmp_path):
     assert tokenizer.decode([0xF0]) == "\ufffd"
 
 
+class Watched:
+    """A tokenizer that notes how many ids it is asked to decode."""
+
+    def __init__(self, inner):
+        self.inner, self.longest = inner, 0
+
+    def decode(self, ids, **options):
+        self.longest = max(self.longest, len(ids))
+        return self.inner.decode(ids, **options)
+
+
+def sentence_pieces(*, strip):
+    """Llama 2's kind: the mark of a space, bytes, a space stripped at the beginning; id 259 is special."""
+    vocab = {f"<0x{b:02X}>": b for b in range(256)} | {"▁the": 256, "▁cat": 257, "s": 258}
+    inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    inner.add_special_tokens(["</s>"])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    inner.decoder = decoders.Sequence(steps + [decoders.Strip(" ", 1, 0)] * strip)
+    tokenizer = Tokenizer(inner)
+    tokenizer.inner = Watched(inner)
+    return tokenizer
+
+
+ATOMS = st.one_of(
+    st.sampled_from([[256], [257], [258], [259]]),
+    st.characters(codec="utf-8", exclude_characters="\ufffd").map(lambda c: list(c.encode())),
+)
+
+
+@given(st.lists(ATOMS, min_size=1, max_size=60), st.integers(1, 40), st.booleans(), st.booleans())
+@settings(deadline=None)
+def test_long_answers_of_other_decoders_stream_by_windows(atoms, times, strip, special):
+    tokenizer = sentence_pieces(strip=strip)
+    ids = [i for atom in atoms for i in atom] * times
+    stream = tokenizer.stream(special=special)
+    text = "".join([stream.put(i) for i in ids]) + stream.finish()
+    window = tokenizer.inner.longest
+    assert text == tokenizer.decode(ids, special=special)
+    # Three more bytes of a character; and tokens without text say nothing about what may be forgotten.
+    assert window <= 64 + 3 or 259 in ids
+
+
 @pytest.mark.parametrize("pre", ["gpt-2", "qwen2", "llama-bpe"])
 def test_other_pre_tokenisers_split_digits_their_way(tmp_path, pre):
     write_gguf(tmp_path / "m.gguf", metadata={"tokenizer.ggml.pre": pre})
