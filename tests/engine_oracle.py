@@ -346,7 +346,7 @@ class Run:
         if kind is Adaptive:
             slo = Slo(max_gap=rng.choice((1e-3, 1e-2)), ttft=rng.choice((None, 1e-2)))
             ladder = (Sliced(chunk, budget=1e-3), Mixed(chunk), Ticks(chunk), Overlap(chunk))
-            return Adaptive(slo, ladder, trial=1, memory=1)
+            return Adaptive(slo, ladder, trial=1, memory=1, foresight=rng.random() < 0.5)
         return kind(chunk)
 
     def draw_params(self, most: int) -> SamplingParams:

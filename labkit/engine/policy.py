@@ -46,6 +46,7 @@ class View:
         partial: a sliced prefill between two of its slices.
         ahead: a decode step may be launched before the one in flight has joined.
         num_layers: of the model.
+        two_lanes: prefill work can run beside a decode step.
     """
 
     now: float
@@ -57,6 +58,7 @@ class View:
     partial: SlicedPrefillWork | None
     ahead: bool
     num_layers: int
+    two_lanes: bool = False
 
     @property
     def prefill_waits(self) -> bool:

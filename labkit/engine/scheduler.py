@@ -218,6 +218,7 @@ class Scheduler:
             partial=self.partial,
             ahead=bool(self._fed_requests()),
             num_layers=self.executor.num_layers,
+            two_lanes=self.two_lanes,
         )
 
     # --- admission and preemption --------------------------------------------------------------------------

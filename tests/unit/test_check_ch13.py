@@ -16,7 +16,7 @@ from labkit.check import ch13
 from labkit.engine.adaptive import Adaptive
 from labkit.engine.cost_model import rtx3050
 from labkit.engine.metrics import Slo
-from labkit.engine.policy import DECODE, Mixed, Pick, Serial
+from labkit.engine.policy import DECODE, Mixed, Overlap, Pick, Serial, Sliced
 from labkit.errors import InputError
 from labkit.solutions import ch13 as reference
 
@@ -43,13 +43,18 @@ def test_streams_that_end_first_are_said() -> None:
 def test_adaptive_overshoots_for_its_rungs_not_for_its_looks() -> None:
     """What the chapter's first wrong turn says."""
     bound = 0.370
-    usual, eager = (trial(Adaptive(Slo(max_gap=bound), trial=looks)) for looks in (4, 1))
+    slo = Slo(max_gap=bound)
+    ladder = (Sliced(512, budget=bound / 4), Mixed(32), Mixed(128), Overlap(256), Overlap(512))
+    usual, eager = (trial(Adaptive(slo, ladder, foresight=False, trial=looks)) for looks in (4, 1))
     assert usual.max_gap == eager.max_gap > 1.5 * bound
     assert usual.max_gap == pytest.approx(trial("mixed:128").max_gap)
-    ladder = (Mixed(16), Mixed(28), Mixed(48), Mixed(70))
-    fitted = trial(Adaptive(Slo(max_gap=bound), ladder))
+    fitting = (Mixed(16), Mixed(28), Mixed(48), Mixed(70))
+    fitted = trial(Adaptive(slo, fitting, foresight=False))
     assert fitted.max_gap <= bound
     assert usual.rate < fitted.rate < trial("mixed:70").rate
+    asks, doubles = trial(Adaptive(slo, ladder)), trial(Adaptive(slo))
+    assert asks.max_gap == pytest.approx(trial("mixed:32").max_gap)
+    assert asks.max_gap < doubles.max_gap <= bound and asks.rate < usual.rate < doubles.rate
 
 
 # --- 13.1
@@ -185,7 +190,8 @@ def test_where_each_loses_near_misses(answer: Any, words: str) -> None:
     [
         ("overlap:128", "649 ms"),
         ("mixed:48", "252 ms"),
-        ("adaptive@370ms", "599 ms"),
+        ("adaptive@370ms", "321 ms"),
+        ("adaptive@250ms", "reads the weights"),
         ("dynamic:512@250ms", "288 ms"),
         ("ticks:512", "8.4"),
         ("sliced:512@100ms", "reads the weights"),
