@@ -35,6 +35,14 @@ def _own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield
 
 
+@pytest.fixture
+def hang_up_ends() -> Iterator[None]:
+    """What a test starts is told when the terminal ends; in a run under nohup it would inherit not to be."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture(autouse=True)
 def _own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LABKIT_STATE", str(tmp_path_factory.mktemp("state")))

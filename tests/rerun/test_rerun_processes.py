@@ -129,6 +129,7 @@ jobs:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="SIGINT reaches a child in another way on Windows")
+@pytest.mark.usefixtures("hang_up_ends")
 @pytest.mark.parametrize("how", ["SIGINT", "SIGHUP", "SIGKILL"])  # SIGTERM: test_course_leftovers
 def test_a_run_that_is_stopped_keeps_what_was_done_and_leaves_no_process_and_no_file(
     folder: Path, how: str, monkeypatch: pytest.MonkeyPatch
@@ -151,7 +152,10 @@ jobs:
     below = psutil.Process(run.pid).children(recursive=True)
     assert len(below) >= 2  # the job's process and its kernel
     run.send_signal(getattr(signal, how))
-    run.communicate(timeout=60)
+    try:
+        run.communicate(timeout=60)
+    finally:
+        run.kill()
     assert run.returncode == (130 if how != "SIGKILL" else -signal.SIGKILL)
     found = summary(folder)
     assert found["counts"]["passed"] == 1 and found["finished"] is None

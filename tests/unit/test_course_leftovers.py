@@ -49,6 +49,7 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+@pytest.mark.usefixtures("hang_up_ends")
 @pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_to_end_lets_a_command_clean_up(tmp_path: Path, how: str) -> None:
     with _waiting(tmp_path) as process:
