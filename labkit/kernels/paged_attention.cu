@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_attention(
     float* const steps = nullptr;
 #endif
     __shared__ unsigned arrived;
-    __shared__ struct { int first_query, fine_ranges; bool alone; } late;  // asked for late: less registers
+    __shared__ struct { int first_query; bool alone; } late;  // asked for late: less registers
 #if FUSED
     __shared__ alignas(16) stored_t new_key[KEY_SPAN * KEY_PIECES];
     __shared__ alignas(16) stored_t new_value[VALUE_SPAN * VALUE_PIECES];
@@ -114,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_attention(
     }
     end = min(end, used);
     if (threadIdx.x == 0) {
-        late = {first_query, fine_ranges, prefix && end == used};  // alone: no other block has turns of the row
+        late = {first_query, prefix && end == used};  // alone: no other block has turns of this row
     }
     const int rows = QUERIES == 1 ? GROUP : count * GROUP;
 
@@ -387,8 +387,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_attention(
     if (late.alone) {
         return;
     }
-    const int ranges = used <= coarse_from ? (used + fine - 1) / fine
-                                           : late.fine_ranges + (used - coarse_from + coarse - 1) / coarse;
+    // fine_ranges is found anew, from coarse_from: kept, it would cost registers.
+    const int ranges = (min(used, coarse_from) + fine - 1) / fine
+                       + (max(used - coarse_from, 0) + coarse - 1) / coarse;
 
     // The rest of the splits, in ascending order, by the block that arrives last. The counter wraps to zero.
     const size_t unit_index = static_cast<size_t>(blockIdx.x) * kv_heads + kv_head;

@@ -267,7 +267,8 @@ def test_every_policy_gives_the_same_answers(tokenizer: Any) -> None:
             texts.append([choice.text for choice in found.choices])
             status = server.status()
             assert status["policy"] == policy
-            assert status["overlap"] is (policy in ("overlap", "ticks", "dynamic"))
+            if policy != "adaptive":  # it depends on the rung
+                assert status["overlap"] is (policy in ("overlap", "ticks", "dynamic"))
     assert all(one == other for one, other in itertools.pairwise(texts))
 
 
