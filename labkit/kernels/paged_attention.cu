@@ -373,6 +373,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_attention(
                     reinterpret_cast<float4*>(part)[(place() * ROW_TILES + h) * ITEMS + item] = value;
                 }
             }
+            // One thread of each row: see row_of.
             if (!late.alone && (!prefix || done) && threadIdx.x < 64 && threadIdx.x % 32 < 4) {
                 float* ml = part_ml + place() * 2 * ROWS_PADDED + of_tile;
                 ml[0] = most[h];
