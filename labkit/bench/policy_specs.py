@@ -13,13 +13,14 @@ from dataclasses import dataclass
 
 from labkit.engine.adaptive import POLICIES, Adaptive
 from labkit.engine.metrics import Slo
-from labkit.engine.policy import Dynamic, Policy, Sliced
+from labkit.engine.policy import Dynamic, Mixed, Policy, Sliced
 from labkit.errors import refuse, require
 
-BESIDE = "beside"
-"""What marks a sliced policy whose slices run on the prefill lane, beside the decode step."""
+KINDS = {"beside": Sliced.name, "whole": Mixed.name}
+"""Options of a policy that its name carries: sliced-beside runs its slices on the prefill lane, beside the
+decode step; the chunk of mixed-whole counts the decode rows too."""
 
-_FORM = re.compile(r"([a-z]+)(-beside)?(?::(\d+))?(?:@(\d+(?:\.\d+)?)(ms|%))?")
+_FORM = re.compile(r"([a-z]+)(?:-([a-z]+))?(?::(\d+))?(?:@(\d+(?:\.\d+)?)(ms|%))?")
 _TARGETS = {Dynamic.name: "target_gap", Sliced.name: "budget", Adaptive.name: "slo"}
 
 
@@ -45,14 +46,14 @@ class PolicySpec:
         chunk: prompt tokens of a piece of prefill work; None for the policy's own.
         target: a time: the gap that dynamic and adaptive aim at, the budget of sliced. None for their own.
         relative: ``target`` is a share of :attr:`Scale.added`, not seconds.
-        beside: of sliced, see :data:`BESIDE`.
+        kind: a key of :data:`KINDS`, or none.
     """
 
     name: str
     chunk: int | None = None
     target: float | None = None
     relative: bool = False
-    beside: bool = False
+    kind: str = ""
 
     def __post_init__(self) -> None:
         require(self.name in POLICIES, "policy", repr(self.name), "one of " + ", ".join(POLICIES))
@@ -60,13 +61,14 @@ class PolicySpec:
         require(self.target is None or self.target > 0, "policy", self.label, "a target above 0")
         aims = self.target is None or self.name in _TARGETS
         require(aims, "policy", self.label, "@ with " + ", ".join(_TARGETS))
-        require(not self.beside or self.name == Sliced.name, "policy", self.label, "beside with sliced only")
+        kinds = ", ".join(f"{name}-{kind}" for kind, name in KINDS.items())
+        require(not self.kind or KINDS.get(self.kind) == self.name, "policy", self.label, f"of these {kinds}")
         if self.name == Adaptive.name:
             require(self.chunk is None, "policy", self.label, "no chunk: its ladder has them")
 
     @classmethod
     def parse(cls, text: str) -> PolicySpec:
-        """One policy: NAME[:CHUNK][@TARGET], the target in ms or %.
+        """One policy: NAME[-KIND][:CHUNK][@TARGET], the target in ms or %.
 
         Raises:
             InputError: anything else.
@@ -74,14 +76,14 @@ class PolicySpec:
         found = _FORM.fullmatch(text.strip())
         if found is None:
             refuse("policy", repr(text), "NAME[:CHUNK][@TARGET], such as mixed:64 or sliced:512@5ms")
-        name, beside, chunk, target, unit = found.groups()
+        name, kind, chunk, target, unit = found.groups()
         value = None if target is None else float(target) / (100 if unit == "%" else 1000)
-        return cls(name, None if chunk is None else int(chunk), value, unit == "%", beside is not None)
+        return cls(name, None if chunk is None else int(chunk), value, unit == "%", kind or "")
 
     @property
     def label(self) -> str:
         """As the command line has it."""
-        text = self.name + (f"-{BESIDE}" if self.beside else "")
+        text = self.name + (f"-{self.kind}" if self.kind else "")
         text += "" if self.chunk is None else f":{self.chunk}"
         if self.target is not None:
             text += f"@{100 * self.target:g}%" if self.relative else f"@{1000 * self.target:g}ms"
@@ -90,7 +92,7 @@ class PolicySpec:
     @property
     def overlaps(self) -> bool:
         """Whether it may use two lanes, so that overlap on and off differ."""
-        return self.beside or self.name == Adaptive.name or bool(POLICIES[self.name].overlaps)
+        return self.kind == "beside" or self.name == Adaptive.name or bool(POLICIES[self.name].overlaps)
 
     def seconds(self, scale: Scale | None) -> float | None:
         """Its target in seconds.
@@ -111,8 +113,8 @@ class PolicySpec:
         if (seconds := self.seconds(scale)) is not None:
             key = _TARGETS[self.name]
             options[key] = Slo(max_gap=seconds) if key == "slo" else seconds
-        if self.beside:
-            options["beside"] = True
+        if self.kind:
+            options[self.kind] = True
         if self.name == Adaptive.name:
             options.setdefault("slo", Slo(max_gap=0.05))
         return POLICIES[self.name](**options)

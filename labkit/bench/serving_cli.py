@@ -20,7 +20,7 @@ Policies = Annotated[
     typer.Option(
         "--policies",
         help="NAME, NAME:CHUNK or NAME:CHUNK@TARGET, with commas between: serial, overlap, ticks, "
-        "dynamic, mixed, sliced, sliced-beside, adaptive; the target in ms, or % of what "
+        "dynamic, mixed, mixed-whole, sliced, sliced-beside, adaptive; the target in ms, or % of what "
         "the baseline's chunk adds to a step.",
     ),
 ]

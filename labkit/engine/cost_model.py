@@ -24,6 +24,7 @@ from labkit.errors import require
 from labkit.paths import data_dir
 
 _H200_MODEL = "qwen2.5-3b"
+_H200_SIZES = (32, *range(64, 641, 64))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +37,13 @@ class CostModel:
         source: where the figures come from, and what was assumed.
         points: (new tokens, seconds) of all products of a forward, ascending; straight lines between
             them and beyond the last.
+        sizes: tokens that forwards of ``points`` are padded to, ascending; larger ones, or all without any,
+            are what they are.
         fixed: seconds of a forward that do not depend on its rows.
         decode: the same of forwards in which every row has one new token; empty: no difference.
         context: seconds for each position that a row with one new token attends to.
-        pairs: seconds for each pair of a new token and a position, in rows with more; by default a row's
-            positions cost the same however many its new tokens are.
+        chunk_context: the same of rows with more, by their number: (new tokens, seconds); empty: no
+            difference.
         share: of the device that a forward keeps busy, 0 to 1.
         host: seconds of the host before each launch; what is in flight goes on meanwhile.
         num_layers: of the model; a slice costs its share of them.
@@ -54,36 +57,43 @@ class CostModel:
     source: str
     points: tuple[tuple[int, float], ...]
     decode: tuple[tuple[int, float], ...] = ()
+    sizes: tuple[int, ...] = ()
     fixed: float = 0.0
     context: float = 0.0
-    pairs: float | None = None
+    chunk_context: tuple[tuple[int, float], ...] = ()
     share: float = 1.0
     host: float = 0.0
     num_layers: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("points", "decode") if self.decode else ("points",):
+        require(tuple(sorted(set(self.sizes))) == self.sizes, "sizes", self.sizes, "sizes in rising order")
+        for name in ("points", "decode", "chunk_context"):
             tokens = [at for at, _ in getattr(self, name)]
             ascend = len(tokens) >= 2 and all(a < b for a, b in pairwise(tokens))
-            require(ascend, name, tokens, "two or more sizes in rising order")
+            optional = name != "points" and not tokens
+            require(ascend or optional, name, tokens, "two or more sizes in rising order")
         require(0 < self.share <= 1, "share", self.share, "above 0, at most 1")
-        of_points = [seconds for _, seconds in (*self.points, *self.decode)]
-        least = min(self.fixed, self.context, self.host, self.pairs or 0.0, *of_points)
+        of_points = [seconds for _, seconds in (*self.points, *self.decode, *self.chunk_context)]
+        least = min(self.fixed, self.context, self.host, *of_points)
         require(least >= 0, "seconds", least, "none below 0")
 
     def products(self, tokens: int) -> float:
         """Seconds of all products with so many rows."""
-        return _on_the_line(self.points, tokens)
+        return _on_the_line(self.points, _padded(self.sizes, tokens))
 
     def seconds(self, rows: Sequence[Row]) -> float:
         """Seconds of a whole forward, alone on the device."""
         tokens = sum(row.count for row in rows)
-        line = self.decode if self.decode and tokens == len(rows) else self.points
-        total = _on_the_line(line, tokens) + self.fixed
+        decode = self.decode and tokens == len(rows)
+        total = self.fixed + (_on_the_line(self.decode, tokens) if decode else self.products(tokens))
         for row in rows:
-            of_many = row.count > 1 and self.pairs is not None
-            total += row.stop * (row.count * (self.pairs or 0.0) if of_many else self.context)
+            of_many = row.count > 1 and self.chunk_context
+            total += row.stop * (_on_the_line(self.chunk_context, row.count) if of_many else self.context)
         return total
+
+
+def _padded(sizes: Sequence[int], tokens: int) -> int:
+    return next((size for size in sizes if size >= tokens), tokens)
 
 
 def _on_the_line(points: Sequence[tuple[int, float]], tokens: int) -> float:
@@ -125,21 +135,21 @@ def rtx3050() -> CostModel:
 def h200() -> CostModel:
     """Qwen2.5-3B W4 on an H200, from this project's newest records of it in data/measured.
 
-    Attention's slopes come from the record of paged attention: decode between contexts 2,048 and 4,096, a
-    chunk of 512 between 512 and 4,096. Decode steps: the middle gap of 1 … 64 clients. Forwards with a
-    prompt's chunk: the mean gap of ``serial`` less a decode step, and of ``mixed``, while a document was
-    computed, less the attention at its middle. The share is what makes the joined overlap save what it did.
+    Decode's attention: the record of paged attention, between contexts 2,048 and 4,096. Decode steps: the
+    middle gap of 1 … 64 clients. Forwards with a prompt's chunk: the mean gap of ``mixed``, and the middle
+    one of ``serial`` less a decode step, while a document was computed, and the 99th of 100 for its end: a
+    line of the context between them. They are padded as the tiles of a product and the sizes of its graphs
+    (labkit.engine.chunk_graphs) have it. The share is what makes the joined overlap save what it did.
     """
     calls = {
-        (entry["m"], entry["k"], entry["n"] > 1): 1e-6 * entry["summary"]["median_us"]
+        (entry["m"], entry["k"]): 1e-6 * entry["summary"]["median_us"]
         for record in _records("attention", every=True)
         for entry in record["entries"]
         if entry["table"] == f"attention {_H200_MODEL}" and entry["status"] == "timed"
-        if (entry["contender"], entry["format"]) == ("paged", "fp16")
+        if (entry["contender"], entry["format"]) == ("paged", "fp16") and entry["n"] <= 1
     }
     layers = quoted.model(_H200_MODEL).num_layers
-    context = layers * (calls[16, 4096, False] - calls[16, 2048, False]) / (16 * (4096 - 2048))
-    pairs = layers * (calls[1, 4096, True] - calls[1, 512, True]) / (512 * (4096 - 512))
+    context = layers * (calls[16, 4096] - calls[16, 2048]) / (16 * (4096 - 2048))
 
     (clients,) = _records(f"concurrency-{_H200_MODEL}")
     steps = {
@@ -151,14 +161,20 @@ def h200() -> CostModel:
     cells = {e["contender"]: e["figures"] for e in jitter["entries"] if e["table"] == "jitter document"}
     streams, document = jitter["parameters"]["streams"], jitter["parameters"]["document"]
     step = cells["serial:128"]["itl_steady"]["p50"]
-    forwards = {}
+    forwards, slopes = {}, {1: context}
     for label, cell in cells.items():
-        name, _, size = label.partition(":")
-        if name in ("serial", "mixed") and size.isdigit():
-            middle = (document + int(size)) / 2  # of the positions that a chunk attends to
-            mean = cell["itl_beside"]["mean"] - pairs * int(size) * middle
-            mixed = name == "mixed"
-            forwards[int(size) + streams * mixed] = mean - (0 if mixed else step)
+        name, _, size_text = label.partition(":")
+        if name in ("serial", "mixed") and size_text.isdigit():
+            tokens, gap, mixed = int(size_text), cell["itl_beside"], name == "mixed"
+            middle = (document + tokens) / 2  # of the positions that a chunk attends to
+            # Of serial's gaps one is that in which the document came: it is in the mean, not in the middle.
+            usual = gap["mean" if mixed else "p50"]
+            slope = (gap["p99"] - usual) / (document - middle)
+            if mixed or tokens not in slopes:
+                slopes[tokens] = slope
+            size = _padded(_H200_SIZES, tokens + streams * mixed)
+            if mixed or size not in forwards:
+                forwards[size] = usual - slope * middle - (0 if mixed else step)
     saved = [
         cells[f"overlap:{size} no overlap"]["itl_beside"]["mean"]
         - cells[f"overlap:{size}"]["itl_beside"]["mean"]
@@ -172,8 +188,9 @@ def h200() -> CostModel:
         "Assumed, not measured: a launch takes 100 µs of the host",
         points=tuple(sorted((small | forwards).items())),
         decode=tuple(sorted(steps.items())),
+        sizes=_H200_SIZES,
         context=context,
-        pairs=pairs,
+        chunk_context=tuple(sorted(slopes.items())),
         share=1 - sum(saved) / len(saved) / step / 2,
         host=100e-6,
         num_layers=layers,

@@ -88,6 +88,8 @@ class Pick:
 
 DECODE = Pick("decode")
 
+_LEAST = 8  # tokens of prompts in a mixed step whose decode rows are many
+
 
 class Policy:
     """Base of all; keeps no books, only what it has seen."""
@@ -217,20 +219,26 @@ class Mixed(Policy):
     Args:
         chunk: prompt tokens beside decode rows, at most.
         alone: prompt tokens of a step while nothing decodes; None for ``chunk``.
+        whole: ``chunk`` counts the decode rows too (at least 8 tokens of prompts, all the same). Kernels and
+            graphs have sizes such as 64 and 128; a step of these rows leaves none of them empty.
     """
 
     name = "mixed"
 
-    def __init__(self, chunk: int = 64, *, alone: int | None = None) -> None:
+    def __init__(self, chunk: int = 64, *, alone: int | None = None, whole: bool = False) -> None:
         _check_chunk(chunk)
-        self.chunk, self.alone = chunk, chunk if alone is None else alone
+        self.chunk, self.alone, self.whole = chunk, chunk if alone is None else alone, whole
         _check_chunk(self.alone)
+
+    def beside(self, rows: int) -> int:
+        """Prompt tokens beside so many decode rows, at most."""
+        return max(self.chunk - rows, min(self.chunk, _LEAST)) if self.whole else self.chunk
 
     def pick(self, view: View) -> Pick | None:
         if view.in_flight:
             return DECODE if view.ahead and not view.prefill_waits and not view.prefill_runs else None
         if view.prefill_waits and view.ready:
-            return Pick("mixed", self.chunk)
+            return Pick("mixed", self.beside(view.ready))
         if view.prefill_waits:
             return Pick("prefill", self.alone)
         return DECODE if view.ready else None
@@ -254,25 +262,34 @@ class Sliced(Serial):
         self.overlaps, self.lane = beside, "prefill" if beside else "decode"
         require(budget > 0 and math.isfinite(budget), "budget", budget, "seconds above 0")
         self.budget = budget
-        self._layer_seconds: float | None = None  # of one layer and token
-        self._before = 0.0
+        self._layer_seconds: float | None = None  # of one layer
+        self._tokens = self._most = 0  # that layer's tokens, and the most layers of a slice so far
 
     def prefill(self, view: View) -> Pick:
         if not view.decoding:
             layers = view.num_layers
         elif self._layer_seconds:
             tokens = view.partial.tokens if view.partial else min(self.chunk, view.prompt_tokens)
-            layers = max(1, int(self.budget / (self._layer_seconds * tokens)))
+            # Fewer tokens may cost as much: the weights are read and the kernels launched all the same.
+            seconds = self._layer_seconds * max(tokens / self._tokens, 1.0)
+            # What is queued behind a decode step hides the host's time; a longer slice may show it.
+            layers = min(max(1, int(self.budget / seconds)), 2 * self._most)
         else:
             layers = 1
         return Pick("slice", self.chunk, self.lane, layers)
 
     def observe(self, work: Work, now: float) -> None:
         if isinstance(work, SlicedPrefillWork) and work.slice_seconds > 0:
-            one = work.slice_seconds / (work.next_layers * work.tokens)
+            self._most = max(self._most, work.next_layers)
+            if 2 * work.tokens < self._tokens:
+                return  # the rest of a prompt says little about whole chunks
+            one = work.slice_seconds / work.next_layers
             last = self._layer_seconds
+            if last is not None:
+                last *= max(work.tokens / self._tokens, 1.0)
             # Slower is believed at once, faster by and by: the budget is to be held.
             self._layer_seconds = one if last is None or one > last else 0.75 * last + 0.25 * one
+            self._tokens = work.tokens
 
 
 def share(budget: int, wanted: Sequence[int]) -> list[int]:

@@ -52,9 +52,20 @@ class Work:
         return sum(row.count for row in self.rows)
 
     @property
+    def prompt_rows(self) -> tuple[Row, ...]:
+        """The rows that are chunks of a prompt."""
+        return self.rows if self.has_prefill else ()
+
+    @property
     def prompt_tokens(self) -> int:
-        """New tokens of the rows that are chunks of a prompt."""
-        return self.tokens if self.has_prefill else 0
+        """New tokens of these."""
+        return sum(row.count for row in self.prompt_rows)
+
+    @property
+    def prompt_context(self) -> float:
+        """Positions before one of these tokens, and its own half of the chunk: the mean over all of them."""
+        middles = sum(row.count * (row.start + row.stop) / 2 for row in self.prompt_rows)
+        return middles / max(self.prompt_tokens, 1)
 
     def prepare(self, executor: Executor) -> None:
         """Make the batch; nothing runs yet."""
@@ -119,8 +130,8 @@ class MixedWork(Work):
         self.decode_rows = decode_rows
 
     @property
-    def prompt_tokens(self) -> int:
-        return self.tokens - self.decode_rows
+    def prompt_rows(self) -> tuple[Row, ...]:
+        return self.rows[self.decode_rows :]
 
     def alone(self, row: Row) -> Work:
         decodes = row in self.rows[: self.decode_rows]

@@ -73,7 +73,16 @@ def test_lengths_lie_between_and_prompts_differ() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["serial:128", "mixed:64", "sliced:512@5ms", "sliced-beside:64@25%", "adaptive@50%", "ticks"]
+    "text",
+    [
+        "serial:128",
+        "mixed:64",
+        "sliced:512@5ms",
+        "sliced-beside:64@25%",
+        "mixed-whole:64",
+        "adaptive@50%",
+        "ticks",
+    ],
 )
 def test_a_policy_is_named_as_it_was_written(text: str) -> None:
     assert PolicySpec.parse(text).label == text
@@ -81,7 +90,19 @@ def test_a_policy_is_named_as_it_was_written(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "fifo", "mixed:0", "mixed@5ms", "serial-beside:3", "adaptive:64@5ms", "sliced@0ms", "ticks:x"],
+    [
+        "",
+        "fifo",
+        "mixed:0",
+        "mixed@5ms",
+        "serial-beside:3",
+        "mixed-beside:3",
+        "sliced-whole:3",
+        "mixed-half:3",
+        "adaptive:64@5ms",
+        "sliced@0ms",
+        "ticks:x",
+    ],
 )
 def test_what_is_no_policy_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="policy"):
@@ -94,6 +115,8 @@ def test_targets() -> None:
     assert isinstance(dynamic, Dynamic) and dynamic.target_gap == pytest.approx(0.2) and dynamic.chunk == 64
     sliced = PolicySpec.parse("sliced-beside:64@25%").make(scale)
     assert isinstance(sliced, Sliced) and sliced.budget == pytest.approx(0.1) and sliced.overlaps
+    whole = PolicySpec.parse("mixed-whole:64").make()
+    assert isinstance(whole, Mixed) and whole.whole and whole.chunk == 64
     adaptive = PolicySpec.parse("adaptive@20ms").make()
     assert isinstance(adaptive, Adaptive) and adaptive.slo.max_gap == pytest.approx(0.02)
     mixed = PolicySpec.parse("mixed:64").make()
