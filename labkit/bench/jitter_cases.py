@@ -13,7 +13,8 @@ PARTS = ("document", "cold")
 
 _BASELINE = PolicySpec("serial", 128)
 _SWEEP = (
-    "serial:128,serial:512,overlap:128,overlap:512,ticks:128,ticks:512,dynamic:512@25%,dynamic:512@50%,"
+    "serial:128,serial:512,overlap:128,overlap:512,ticks:128,ticks:512,ticks:512@15%,ticks:512@50%,"
+    "dynamic:512@25%,dynamic:512@50%,"
     "mixed:32,mixed:64,mixed:128,mixed:256,mixed-whole:64,mixed-whole:128,mixed-whole:256,"
     "sliced:512@10%,sliced:512@25%,sliced-beside:512@25%,adaptive@50%"
 )

@@ -1,8 +1,8 @@
 """Policies as a command line names them: ``mixed:64``, ``sliced:512@5ms``, ``dynamic:512@25%``.
 
 A target in % is a share of what the baseline's chunk adds to a decode step, so that one list of policies
-suits a laptop and a server: sliced gets that share as its budget; dynamic and adaptive aim at a gap of a
-decode step and that share.
+suits a laptop and a server: sliced gets that share as its budget; ticks, dynamic and adaptive aim at a gap
+of a decode step and that share.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from labkit.engine.adaptive import POLICIES, Adaptive
 from labkit.engine.metrics import Slo
-from labkit.engine.policy import Dynamic, Mixed, Policy, Sliced
+from labkit.engine.policy import Dynamic, Mixed, Policy, Sliced, Ticks
 from labkit.errors import refuse, require
 
 KINDS = {"beside": Sliced.name, "whole": Mixed.name}
@@ -21,7 +21,7 @@ KINDS = {"beside": Sliced.name, "whole": Mixed.name}
 decode step; the chunk of mixed-whole counts the decode rows too."""
 
 _FORM = re.compile(r"([a-z]+)(?:-([a-z]+))?(?::(\d+))?(?:@(\d+(?:\.\d+)?)(ms|%))?")
-_TARGETS = {Dynamic.name: "target_gap", Sliced.name: "budget", Adaptive.name: "slo"}
+_TARGETS = {Ticks.name: "gap", Dynamic.name: "target_gap", Sliced.name: "budget", Adaptive.name: "slo"}
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ class PolicySpec:
     Attributes:
         name: key of labkit.engine.adaptive.POLICIES.
         chunk: prompt tokens of a piece of prefill work; None for the policy's own.
-        target: a time: the gap that dynamic and adaptive aim at, the budget of sliced. None for their own.
+        target: a time: the gap that ticks, dynamic and adaptive aim at, the budget of sliced. None for
+            their own.
         relative: ``target`` is a share of :attr:`Scale.added`, not seconds.
         kind: a key of :data:`KINDS`, or none.
     """

@@ -21,6 +21,9 @@ _SPARE_KNOWN, _SPARE_NEXT, _SPARE_FIRST = 0.02, 0.1, 0.25
 """Shares of the bound that a forecast leaves: for a rung that is known; for one that is not, above one of its
 kind; and for the first of its kind. One failure doubles them, and so on."""
 
+_AIM = 0.93
+"""Share of the bounds on gaps that ticks aim at."""
+
 _NEARLY = 1.05
 """Times the best pace with which a rung is kept: leaving costs the end of what is in flight."""
 
@@ -132,6 +135,7 @@ class Adaptive(Policy):
         self.rung = self._next = self.looks = 0
         self._gaps: list[float] = []  # on this rung, beside prefill
         self._tokens = self._positions = 0.0  # of prompts, in these; and the sum of their contexts
+        self._lane_seconds = 0.0  # of these tokens' works, if they had a lane of their own
         self._beside = False
 
     @property
@@ -151,6 +155,10 @@ class Adaptive(Policy):
     @property
     def overlaps(self) -> bool:  # type: ignore[override]
         return self.current.overlaps
+
+    @property
+    def wake(self) -> float | None:  # type: ignore[override]
+        return self.current.wake
 
     def pick(self, view: View) -> Pick | None:
         self._rows = view.decoding
@@ -177,6 +185,8 @@ class Adaptive(Policy):
             tokens = float(work.prompt_tokens)
             if isinstance(work, SlicedPrefillWork):
                 tokens *= work.next_layers / work.num_layers
+            elif work.lane == "prefill":
+                self._lane_seconds += work.span
             self._tokens += tokens
             self._positions += tokens * work.prompt_context
         if work.has_decode:
@@ -204,14 +214,21 @@ class Adaptive(Policy):
         ahead = 0.0
         if tokens:
             step, context = self._decode_seconds, self._positions / tokens
-            added = max(sum(gaps) - len(gaps) * step, 0.0) / tokens
-            self._last = _Look(worst, sum(gaps) / tokens, added, context, step)
+            # Gaps begin and end somewhere in the works of another lane.
+            pace = (self._lane_seconds or sum(gaps)) / tokens
+            self._last = _Look(worst, pace, pace * max(1 - step / mean, 0.0), context, step)
             ahead = context + tokens  # where the next look will be, if it is at the same prompt
         if not broken and self._last and (view.prefill_waits or view.prefill_runs):
             here.hold(self._last)
             if here.growth is not None:
                 self._growth = here.growth[1]
         waited = 0.0 if view.oldest is None else view.now - view.oldest
+        policy, most = here.policy, _aim(slo)
+        if isinstance(policy, Ticks) and most is not None and policy.gap is not None and self._given is None:
+            if broken and policy.aim_lower(worst, most / _AIM):
+                self._forget_gaps()
+                return
+            policy.gap = min(policy.gap + 0.01 * most, most)  # an outlier is forgotten by and by
         if broken:
             here.failures += 1
             here.blocked_until = self.looks + self.memory * 2 ** min(here.failures - 1, 10)
@@ -227,7 +244,7 @@ class Adaptive(Policy):
 
     def _forget_gaps(self) -> None:
         self._gaps.clear()
-        self._tokens = self._positions = 0.0
+        self._tokens = self._positions = self._lane_seconds = 0.0
 
     def _tokens_of(self, policy: Policy) -> int:
         """Prompt tokens of its works."""
@@ -248,8 +265,9 @@ class Adaptive(Policy):
         rung, step = self._rungs[index], self._decode_seconds
         policy = rung.policy
         if (look := self._known(rung)) is not None:
-            beside = 0.0 if isinstance(policy, Ticks) else self._growth  # of ticks only a decode step grows
-            growth = beside if rung.growth is None else rung.growth[0]
+            if isinstance(policy, Ticks):  # only decode steps grow, and their pauses shrink
+                return min(look.worst, policy.gap or look.worst), 0.0
+            growth = self._growth if rung.growth is None else rung.growth[0]
             return look.worst * (1 + growth * ahead) / (1 + growth * look.context), _SPARE_KNOWN
         if isinstance(policy, Sliced):
             return step + policy.budget, _SPARE_FIRST
@@ -296,8 +314,14 @@ class Adaptive(Policy):
         return self.rung if stays else best
 
 
+def _aim(slo: Slo) -> float | None:
+    """Seconds of a gap to aim at, where gaps can be as long as is wanted."""
+    bounds = [bound for bound in (slo.max_gap, slo.tpot) if bound is not None]
+    return _AIM * min(bounds) if bounds else None
+
+
 def _usual(slo: Slo, two_lanes: bool) -> tuple[Policy, ...]:
-    gentle = Ticks(512) if two_lanes else Sliced(512, budget=(slo.max_gap or 0.05) / 4)
+    gentle = Ticks(512, gap=_aim(slo)) if two_lanes else Sliced(512, budget=(slo.max_gap or 0.05) / 4)
     return (gentle, *(Mixed(size, alone=512, whole=True) for size in (32, 64, 128, 256, 512)))
 
 

@@ -8,7 +8,7 @@ picks nothing; then the engine waits, for all that is in flight (``waits`` "all"
 |---|---|---|
 | serial | a decode step, then a chunk, on one lane | decode + chunk |
 | overlap | both, on two lanes, joined | max(decode, chunk), at best |
-| ticks | each lane on its own, not joined | a decode step, slowed by what runs beside it |
+| ticks | each lane on its own, not joined | a decode step, slowed by what runs beside it; or as asked |
 | dynamic | like overlap, the chunk sized to hold a gap | as asked, in time |
 | mixed | decode rows and a chunk in one forward | a little above the chunk |
 | sliced | a decode step, then some layers of a chunk | decode + budget |
@@ -98,6 +98,8 @@ class Policy:
     waits: Literal["all", "first"] = "all"
     overlaps: bool = False
     """Uses two lanes."""
+    wake: float | None = None
+    """Where ``pick`` has found nothing: the clock at which to ask again, though nothing may have joined."""
 
     def pick(self, view: View) -> Pick | None:
         """The next work; None to wait for what is in flight (or for requests)."""
@@ -156,22 +158,48 @@ class Ticks(Policy):
 
     Args:
         chunk: prompt tokens of a piece of prefill work, at most.
+        gap: seconds between two tokens of a stream while a chunk runs. The chunk has the device to itself
+            until a decode step has to begin, to end in time; so a gap may be as long as the bound on it
+            allows, and no longer. None begins each step as soon as the last has ended.
     """
 
     name = "ticks"
     waits = "first"
     overlaps = True
 
-    def __init__(self, chunk: int = 512) -> None:
+    def __init__(self, chunk: int = 512, *, gap: float | None = None) -> None:
         _check_chunk(chunk)
-        self.chunk = chunk
+        require(gap is None or (gap > 0 and math.isfinite(gap)), "gap", gap, "seconds above 0, or None")
+        self.chunk, self.gap = chunk, gap
+        self._last = self._span = 0.0  # the last decode step's end, and how long one takes beside a chunk
+        self._beside = False  # the step in flight has a chunk beside it, and has waited for no other step
 
     def pick(self, view: View) -> Pick | None:
+        self.wake = None
         if view.ready and not view.decode_runs:
-            return DECODE
+            due = self._last + self.gap - self._span if self.gap is not None and self._span else 0.0
+            if view.now >= due or not (view.prefill_waits or view.prefill_runs):
+                self._beside = view.prefill_runs
+                return DECODE
+            self.wake = due
         if view.prefill_waits and not view.prefill_runs:
             return Pick("prefill", self.chunk, "prefill")
-        return DECODE if view.ahead else None
+        paced = self.gap is not None and view.prefill_runs
+        return DECODE if view.ahead and not paced else None
+
+    def aim_lower(self, worst: float, bound: float) -> bool:
+        """Aim as much below a bound on gaps as the worst was above its aim; False where no pause is left."""
+        if self.gap is None or bound - (worst - self.gap) <= self._span:
+            return False
+        self.gap = min(self.gap, bound - (worst - self.gap))
+        return True
+
+    def observe(self, work: Work, now: float) -> None:
+        if work.has_decode:
+            if self._beside:
+                # Slower is believed at once, faster by and by: the gap is to be held.
+                self._span = work.span if work.span > self._span else 0.9 * self._span + 0.1 * work.span
+            self._last, self._beside = now, False
 
 
 class Dynamic(Overlap):
