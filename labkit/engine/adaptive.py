@@ -176,6 +176,9 @@ class Adaptive(Policy):
                 return found if found == DECODE else None
             self.rung = self._next
             self._forget_gaps()
+            late = self._last_decode is not None and view.now > self._last_decode + self._decode_seconds / 2
+            if view.ready and late:
+                return DECODE  # a pause of the old rung's, and a whole step of the new one's, would add up
         return self.current.pick(view)
 
     def observe(self, work: Work, now: float) -> None:

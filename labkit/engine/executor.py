@@ -5,7 +5,7 @@ through the same calls, in this order:
 
     batch = executor.prepare(rows, lane)     # host work: views, staging; nothing runs yet
     handle = executor.launch(batch)          # or launch_slice for some of its layers
-    ... executor.done(handle) ...            # polled, as often as one likes
+    ... executor.done(handle) ...            # polled, as often as one likes; or wait for one of several
     outputs = executor.join(handle)          # exactly once; blocks until it has run
 
 A **lane** is an order: works of one lane run one after the other, in the order of their launches. Works of
@@ -197,6 +197,9 @@ class Executor(Protocol):
 
     def done(self, handle: Handle) -> bool:
         """Whether ``join`` would come back without waiting; never waits."""
+
+    def wait(self, handles: Sequence[Handle], until: float | None = None) -> None:
+        """Until one of them is done, or the clock has come so far."""
 
     def join(self, handle: Handle) -> Sequence[Output]:
         """Wait until a work has run; its outputs, one for each row with ``samples``, in their order.

@@ -198,7 +198,7 @@ class Ticks(Policy):
         if work.has_decode:
             if self._beside:
                 # Slower is believed at once, faster by and by: the gap is to be held.
-                self._span = work.span if work.span > self._span else 0.9 * self._span + 0.1 * work.span
+                self._span = work.span if work.span > self._span else 0.95 * self._span + 0.05 * work.span
             self._last, self._beside = now, False
 
 
@@ -296,19 +296,20 @@ class Sliced(Serial):
     def prefill(self, view: View) -> Pick:
         if not view.decoding:
             layers = view.num_layers
-        elif self._layer_seconds:
-            tokens = view.partial.tokens if view.partial else min(self.chunk, view.prompt_tokens)
+        elif self._layer_seconds and view.partial is not None:
+            tokens = view.partial.tokens
             # Fewer tokens may cost as much: the weights are read and the kernels launched all the same.
             seconds = self._layer_seconds * max(tokens / self._tokens, 1.0)
             # What is queued behind a decode step hides the host's time; a longer slice may show it.
             layers = min(max(1, int(self.budget / seconds)), 2 * self._most)
         else:
-            layers = 1
+            layers = 1  # of a new chunk: it is prepared in the same gap
         return Pick("slice", self.chunk, self.lane, layers)
 
     def observe(self, work: Work, now: float) -> None:
         if isinstance(work, SlicedPrefillWork) and work.slice_seconds > 0:
-            self._most = max(self._most, work.next_layers)
+            if work.next_layers < work.num_layers or not self._most:
+                self._most = max(self._most, work.next_layers)
             if 2 * work.tokens < self._tokens:
                 return  # the rest of a prompt says little about whole chunks
             one = work.slice_seconds / work.next_layers

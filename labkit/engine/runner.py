@@ -17,9 +17,6 @@ from labkit.engine.request import Request, Status
 from labkit.engine.scheduler import Scheduler
 from labkit.engine.work import Work
 
-_SHORT = 20e-6
-"""Seconds of the shortest pause between two looks at what is in flight."""
-
 
 @dataclass(frozen=True, slots=True)
 class Update:
@@ -123,30 +120,18 @@ class Runner:
         works = [work for work in self.scheduler.in_flight if not work.ahead]
         if not works:
             return
-        wake = self.scheduler.policy.wake
-        if wake is not None:
-            self._pause(works, wake)
-        elif self.scheduler.policy.waits == "all":
+        if self.scheduler.policy.waits == "all":
             yield works
             return
+        # One of a lane: what was launched before it joins before it.
+        heads = list({work.lane: work for work in reversed(works)}.values())
+        if len(heads) == 1 and self.scheduler.wake is None:
+            yield heads
         else:
-            yield self._first(works)
+            Work.wait(heads, self.executor, self.scheduler.wake)
         for work in works:
             if work in self.scheduler.in_flight and work.done(self.executor):
                 yield [work]
-
-    def _pause(self, works: Sequence[Work], until: float) -> None:
-        """Until then, or until one of the works could be joined."""
-        executor = self.executor
-        while (left := until - executor.now()) > 0 and not any(work.done(executor) for work in works):
-            executor.idle(until - left + max(left / 8, _SHORT))
-
-    @staticmethod
-    def _first(works: Sequence[Work]) -> list[Work]:
-        """What to wait for, where not all are."""
-        first = next((work for work in works if work.has_decode), works[0])
-        # In the order of their lane: what was launched before it joins before it.
-        return [work for work in works[: works.index(first) + 1] if work.lane == first.lane]
 
     def _collect(self, works: Sequence[Work]) -> None:
         """Join all of them, then finish them."""

@@ -39,6 +39,7 @@ class Scheduler:
         waiting: requests in the order of their turn. running: started ones, in the same order.
         in_flight: launched works that have not joined, in the order of launches.
         partial: a sliced prefill between two slices.
+        wake: clock at which the policy wants to be asked again, whatever has joined by then; None: no such.
         preemptions: requests taken back so far.
     """
 
@@ -61,6 +62,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.in_flight: list[Work] = []
         self.partial: SlicedPrefillWork | None = None
+        self.wake: float | None = None
         self.preemptions = 0
         self._policy, self._next_policy = policy, policy
         self._orders = 0
@@ -124,6 +126,7 @@ class Scheduler:
 
     def next_work(self) -> Work | None:
         """The work to launch now; None when it is time to wait for one in flight, or for requests."""
+        self.wake = None
         if self.in_flight and self.pool.wanted and self.partial is None:
             return None  # until nothing is: then the pool can grow
         if self._policy is not self._next_policy:
@@ -140,6 +143,8 @@ class Scheduler:
             work = self._build(pick, view)
         if work is not None:
             self.start_work(work)
+        elif pick is None:
+            self.wake = self._policy.wake
         return work
 
     def finish_work(self, work: Work) -> list[Row]:

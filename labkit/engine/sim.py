@@ -150,6 +150,12 @@ class SimulatedExecutor:
         """Whether it has ended by now."""
         return handle.end is not None
 
+    def wait(self, handles: Sequence[SimulatedHandle], until: float | None = None) -> None:
+        """Set the clock to the first of their ends, or forward to that time."""
+        while not any(self.done(handle) for handle in handles) and (until is None or self._now < until):
+            end = self._next_end()
+            self._advance(end if until is None else min(end, until))
+
     def join(self, handle: SimulatedHandle) -> Sequence[SimulatedOutput]:
         """Set the clock to the work's end, if that is still to come."""
         while handle.end is None:

@@ -82,6 +82,11 @@ class Work:
         """Whether :meth:`finish` would come back without waiting."""
         return executor.done(self._handle)
 
+    @staticmethod
+    def wait(works: Sequence[Work], executor: Executor, until: float | None = None) -> None:
+        """Until one of them is done, or the clock has come so far."""
+        executor.wait([work._handle for work in works], until)
+
     def finish(self, executor: Executor) -> Sequence[Output]:
         """Wait for it; outputs of the rows that sample, in order (none where layers are left)."""
         outputs = executor.join(self._handle)

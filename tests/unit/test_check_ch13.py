@@ -193,7 +193,7 @@ def test_where_each_loses_near_misses(answer: Any, words: str) -> None:
         ("adaptive@370ms", "344 ms"),
         ("adaptive@250ms", "reads the weights"),
         ("dynamic:512@250ms", "288 ms"),
-        ("ticks:512", "8.4"),
+        ("ticks:512", "8.3"),
         ("sliced:512@100ms", "reads the weights"),
         ("mixed:32", "reads the weights"),
         ("mixed", "321 ms"),

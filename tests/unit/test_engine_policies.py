@@ -100,26 +100,25 @@ def test_sliced_believes_in_no_cheap_rest() -> None:
     """On an H200 the last tokens of a document, thought to be as cheap as they are few, were one slice of all
     layers: a gap of 10 ms where the budget was 1.5."""
 
-    def view(tokens: int) -> View:
-        return View(0.0, 4, 4, tokens, 0.0, (), None, ahead=False, num_layers=36)
-
-    def seen(policy: Sliced, tokens: int, layers: int, seconds: float) -> None:
+    def work(tokens: int, layers: int = 0, seconds: float = 0.0) -> SlicedPrefillWork:
         row = Row(Request("r", (1,) * tokens, SamplingParams(), 0.0), 0, tokens, samples=False)
-        work = SlicedPrefillWork([row], "decode", 36)
-        work.next_layers, work.slice_seconds = layers, seconds
-        policy.observe(work, 0.0)
+        found = SlicedPrefillWork([row], "decode", 36)
+        found.next_layers, found.slice_seconds = layers, seconds
+        return found
+
+    def layers(policy: Sliced, tokens: int, *, new: bool = False) -> int:
+        partial = None if new else work(tokens)
+        return policy.prefill(View(0.0, 4, 4, tokens, 0.0, (), partial, ahead=False, num_layers=36)).layers
 
     policy = Sliced(512, budget=1.6e-3)
-    assert policy.prefill(view(4096)).layers == 1
-    seen(policy, 512, 1, 0.1e-3)
-    assert policy.prefill(view(4096)).layers == 2  # not 16: a short slice may hide what a long one costs
-    seen(policy, 512, 2, 0.8e-3)
-    assert policy.prefill(view(4096)).layers == policy.prefill(view(20)).layers == 4
-    seen(policy, 20, 4, 0.2e-3)
-    assert policy.prefill(view(4096)).layers == 4  # the rest of a prompt taught nothing
-    seen(policy, 512, 4, 1.6e-3)
-    assert policy.prefill(view(4096)).layers == 4
-    assert policy.prefill(view(512)).layers == 4 and policy.prefill(view(1)).layers == 4
+    assert layers(policy, 512, new=True) == layers(policy, 512) == 1
+    policy.observe(work(512, 1, 0.1e-3), 0.0)
+    assert layers(policy, 512) == 2  # not 16: a short slice may hide what a long one costs
+    policy.observe(work(512, 2, 0.8e-3), 0.0)
+    assert layers(policy, 512) == layers(policy, 20) == layers(policy, 1) == 4
+    policy.observe(work(20, 4, 0.2e-3), 0.0)
+    assert layers(policy, 512) == 4  # the rest of a prompt taught nothing
+    assert layers(policy, 512, new=True) == 1  # it is prepared in the same gap
 
 
 def test_a_whole_mixed_step_counts_its_decode_rows() -> None:

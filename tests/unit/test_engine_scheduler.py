@@ -119,7 +119,9 @@ def test_ticks_never_leave_a_lane_idle_while_work_waits() -> None:
     def counted() -> None:
         scheduler = run.scheduler
         view = scheduler.view()
-        idle.append((view.prompt_tokens > 0 and not view.prefill_runs, view.ready > 0))
+        idle.append(
+            (view.prompt_tokens > 0 and not view.prefill_runs, view.ready > 0 and not view.decode_runs)
+        )
         launch()
 
     run.runner._count_cycle = counted  # type: ignore[method-assign]

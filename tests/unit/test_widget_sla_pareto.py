@@ -109,7 +109,7 @@ def test_who_meets_it_and_who_is_best(both: tuple[Source, ...]) -> None:
 
 def test_nobody_and_nobody_asked(both: tuple[Source, ...]) -> None:
     level = SlaPareto(sources=both, max_gap=1)
-    assert level.best is None and "nobody meets it; nearest is sliced:512@10%" in level.verdict()
+    assert level.best is None and "nobody meets it; nearest is sliced-beside:512@25%" in level.verdict()
     level = SlaPareto(sources=both, **dict.fromkeys(POLICIES, False))
     assert level.best is None and level.asked == [] and level.verdict() == "no policy is checked"
     assert ElementTree.fromstring(level.picture()) is not None
