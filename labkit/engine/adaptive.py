@@ -21,7 +21,7 @@ _SPARE_KNOWN, _SPARE_NEXT, _SPARE_FIRST = 0.02, 0.1, 0.25
 """Shares of the bound that a forecast leaves: for a rung that is known; for one that is not, above one of its
 kind; and for the first of its kind. One failure doubles them, and so on."""
 
-_AIM = 0.93
+_AIM = 0.95
 """Share of the bounds on gaps that ticks aim at."""
 
 _NEARLY = 1.05
@@ -95,8 +95,9 @@ class Adaptive(Policy):
 
     Args:
         slo: the bounds; one that is None is met by anything.
-        ladder: policies, the gentlest first. By default ticks (sliced where there is one lane), then mixed
-            steps of 32 to 512 tokens, decode rows included.
+        ladder: policies, the gentlest first. By default ticks that pause as long as the bounds allow,
+            or not at all while prompts are in good time (sliced where there is one lane), then mixed steps of
+            32 to 512 tokens, decode rows included.
         trial: gaps to see before it looks.
         memory: looks for which a rung that broke a bound is left alone.
         foresight: False tries a rung without asking what its gap should be, as soon as no gap of the one
@@ -226,19 +227,19 @@ class Adaptive(Policy):
             if here.growth is not None:
                 self._growth = here.growth[1]
         waited = 0.0 if view.oldest is None else view.now - view.oldest
-        policy, most = here.policy, _aim(slo)
-        if isinstance(policy, Ticks) and most is not None and policy.gap is not None and self._given is None:
-            if broken and policy.aim_lower(worst, most / _AIM):
-                self._forget_gaps()
+        in_time = slo.ttft is not None and waited <= slo.ttft / 2
+        if isinstance(here.policy, Ticks) and self._given is None:
+            if broken and here.policy.pauses:
+                self._forget_gaps()  # it has learned from it by now
                 return
-            policy.gap = min(policy.gap + 0.01 * most, most)  # an outlier is forgotten by and by
+            here.policy.gap = None if in_time else _aim(slo)
         if broken:
             here.failures += 1
             here.blocked_until = self.looks + self.memory * 2 ** min(here.failures - 1, 10)
             self._next = max(self.rung - 1, 0)
             if self.foresight:
                 self._next = self._best(ahead) if self.rung else self._faster(worst, ahead)
-        elif slo.ttft is not None and waited <= slo.ttft / 2:
+        elif in_time:
             self._next = max(self.rung - 1, 0)
         else:
             here.failures = 0
@@ -269,7 +270,7 @@ class Adaptive(Policy):
         policy = rung.policy
         if (look := self._known(rung)) is not None:
             if isinstance(policy, Ticks):  # only decode steps grow, and their pauses shrink
-                return min(look.worst, policy.gap or look.worst), 0.0
+                return policy.gap if policy.gap and policy.pauses else look.worst, 0.0
             growth = self._growth if rung.growth is None else rung.growth[0]
             return look.worst * (1 + growth * ahead) / (1 + growth * look.context), _SPARE_KNOWN
         if isinstance(policy, Sliced):
@@ -324,7 +325,8 @@ def _aim(slo: Slo) -> float | None:
 
 
 def _usual(slo: Slo, two_lanes: bool) -> tuple[Policy, ...]:
-    gentle = Ticks(512, gap=_aim(slo)) if two_lanes else Sliced(512, budget=(slo.max_gap or 0.05) / 4)
+    aim = None if slo.ttft is not None else _aim(slo)  # a prompt that has just come is in good time
+    gentle = Ticks(512, gap=aim) if two_lanes else Sliced(512, budget=(slo.max_gap or 0.05) / 4)
     return (gentle, *(Mixed(size, alone=512, whole=True) for size in (32, 64, 128, 256, 512)))
 
 

@@ -158,9 +158,10 @@ class Ticks(Policy):
 
     Args:
         chunk: prompt tokens of a piece of prefill work, at most.
-        gap: seconds between two tokens of a stream while a chunk runs. The chunk has the device to itself
-            until a decode step has to begin, to end in time; so a gap may be as long as the bound on it
-            allows, and no longer. None begins each step as soon as the last has ended.
+        gap: seconds between two tokens of a stream while a chunk runs, at most. The chunk has the device to
+            itself until a decode step has to begin, to end in time; so gaps may be as long as a bound on
+            them allows, and no longer. How long a step takes beside a chunk, and by how much it may be
+            late, is what has been seen. None begins each step as soon as the last has ended.
     """
 
     name = "ticks"
@@ -171,35 +172,38 @@ class Ticks(Policy):
         _check_chunk(chunk)
         require(gap is None or (gap > 0 and math.isfinite(gap)), "gap", gap, "seconds above 0, or None")
         self.chunk, self.gap = chunk, gap
-        self._last = self._span = 0.0  # the last decode step's end, and how long one takes beside a chunk
-        self._beside = False  # the step in flight has a chunk beside it, and has waited for no other step
+        self._last = self._begun = 0.0  # the last decode step's end, and the next one's begin
+        self._span = self._margin = 0.0  # s of a step beside a chunk, the mean; and later than it, at most
+        self._beside = self._paced = False  # of the step in flight: a chunk runs, and it was to wait for that
+
+    @property
+    def pauses(self) -> bool:
+        """Whether the gap leaves time between two decode steps."""
+        return self.gap is not None and self.gap > self._margin + self._span
 
     def pick(self, view: View) -> Pick | None:
         self.wake = None
         if view.ready and not view.decode_runs:
-            due = self._last + self.gap - self._span if self.gap is not None and self._span else 0.0
-            if view.now >= due or not (view.prefill_waits or view.prefill_runs):
-                self._beside = view.prefill_runs
+            begin = self._last + self.gap - self._margin - self._span if self.gap and self._span else 0.0
+            if view.now >= begin or not (view.prefill_waits or view.prefill_runs):
+                self._begun, self._beside = view.now, view.prefill_runs
                 return DECODE
-            self.wake = due
+            self.wake, self._paced = begin, True
         if view.prefill_waits and not view.prefill_runs:
             return Pick("prefill", self.chunk, "prefill")
         paced = self.gap is not None and view.prefill_runs
         return DECODE if view.ahead and not paced else None
 
-    def aim_lower(self, worst: float, bound: float) -> bool:
-        """Aim as much below a bound on gaps as the worst was above its aim; False where no pause is left."""
-        if self.gap is None or bound - (worst - self.gap) <= self._span:
-            return False
-        self.gap = min(self.gap, bound - (worst - self.gap))
-        return True
-
     def observe(self, work: Work, now: float) -> None:
-        if work.has_decode:
-            if self._beside:
-                # Slower is believed at once, faster by and by: the gap is to be held.
-                self._span = work.span if work.span > self._span else 0.95 * self._span + 0.05 * work.span
-            self._last, self._beside = now, False
+        if not work.has_decode:
+            return
+        if self._beside:
+            span = now - self._begun
+            self._span += (span - self._span) / (5 if self._span else 1)
+            if self._paced and self.gap is not None:
+                late = now - self._last - (self.gap - self._margin)
+                self._margin = min(max(late, 0.99 * self._margin), 0.25 * self.gap)
+        self._last, self._beside, self._paced = now, False, False
 
 
 class Dynamic(Overlap):

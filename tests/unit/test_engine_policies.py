@@ -198,15 +198,6 @@ def test_ticks_do_not_wait_where_no_prompt_does() -> None:
     assert paced == plain and engine.scheduler.policy.wake is None
 
 
-def test_ticks_whose_gap_is_broken_aim_lower() -> None:
-    policy = Ticks(512, gap=9.3e-3)
-    policy._span = 2e-3
-    assert policy.aim_lower(worst=10.3e-3, bound=10e-3) and policy.gap == pytest.approx(9e-3)
-    assert policy.aim_lower(worst=9.1e-3, bound=10e-3) and policy.gap == pytest.approx(9e-3)  # never higher
-    assert not policy.aim_lower(worst=18e-3, bound=10e-3)  # no pause would be left
-    assert not Ticks(512).aim_lower(worst=2.0, bound=1.0)
-
-
 def test_adaptive_leaves_ticks_without_a_pause() -> None:
     """A chunk in flight runs to its end; decode steps go on meanwhile."""
     cost = rtx3050()
@@ -229,7 +220,8 @@ def test_adaptive_with_prompts_in_good_time_stays_gentle() -> None:
     cost, bound = h200(), 10e-3
     usual, _, _ = run(Adaptive(Slo(max_gap=bound)), cost, crowd(cost), num_blocks=10_000)
     calm, _, engine = run(Adaptive(Slo(max_gap=bound, ttft=1e3)), cost, crowd(cost), num_blocks=10_000)
-    assert calm.max < usual.max <= bound and engine.scheduler.policy.rung == 0  # type: ignore[attr-defined]
+    assert calm.max < usual.max / 2 and usual.max <= bound
+    assert engine.scheduler.policy.rung == 0  # type: ignore[attr-defined]
 
 
 def test_adaptive_begins_anew_when_lanes_come_or_go() -> None:
