@@ -16,8 +16,8 @@ picks nothing; then the engine waits, for all that is in flight (``waits`` "all"
 
 No starvation, in any of them: while prompts wait, at most one decode step runs between two pieces of prefill
 work, or prefill has a lane of its own; while answers wait, at most one piece of prefill work runs between
-two decode steps. What becomes ready first lets the cycle in flight end. How long a piece takes is bounded
-by its chunk (serial … mixed) or its budget (sliced).
+two decode steps (as many as fit into it, where ticks are asked for a gap). What becomes ready first lets the
+cycle in flight end. How long a piece takes is bounded by its chunk (serial … mixed) or its budget (sliced).
 """
 
 from __future__ import annotations
@@ -158,10 +158,11 @@ class Ticks(Policy):
 
     Args:
         chunk: prompt tokens of a piece of prefill work, at most.
-        gap: seconds between two tokens of a stream while a chunk runs, at most. The chunk has the device to
-            itself until a decode step has to begin, to end in time; so gaps may be as long as a bound on
-            them allows, and no longer. How long a step takes beside a chunk, and by how much it may be
-            late, is what has been seen. None begins each step as soon as the last has ended.
+        gap: seconds between two tokens of a stream while a chunk runs. The chunk has the device to itself
+            until a decode step has to begin, to end in time; so gaps are as long as a bound on them allows.
+            How long a step takes beside a chunk, and by how much it may be late, is what has been seen: what
+            is new (a first chunk, more rows) may exceed the gap once. None begins each step as soon as the
+            last has ended.
     """
 
     name = "ticks"
