@@ -340,12 +340,16 @@ class Run:
         if kind is Dynamic:
             return Dynamic(chunk, least=rng.randint(1, 4), target_gap=rng.choice((None, 2e-3)))
         if kind is Mixed:
-            return Mixed(chunk, alone=rng.choice((None, 2 * chunk)))
+            return Mixed(chunk, alone=rng.choice((None, 2 * chunk)), whole=rng.random() < 0.3)
+        if kind is Ticks:
+            return Ticks(chunk, gap=rng.choice((None, None, 1e-3, 5e-3, 0.1)))
         if kind is Sliced:
             return Sliced(chunk, budget=rng.choice((1e-4, 1e-3)), beside=rng.random() < 0.5)
         if kind is Adaptive:
             slo = Slo(max_gap=rng.choice((1e-3, 1e-2)), ttft=rng.choice((None, 1e-2)))
             ladder = (Sliced(chunk, budget=1e-3), Mixed(chunk), Ticks(chunk), Overlap(chunk))
+            if rng.random() < 0.3:
+                return Adaptive(slo)
             return Adaptive(slo, ladder, trial=1, memory=1, foresight=rng.random() < 0.5)
         return kind(chunk)
 

@@ -157,11 +157,8 @@ class Adaptive(Policy):
     def overlaps(self) -> bool:  # type: ignore[override]
         return self.current.overlaps
 
-    @property
-    def wake(self) -> float | None:  # type: ignore[override]
-        return self.current.wake
-
     def pick(self, view: View) -> Pick | None:
+        self.wake = None
         self._rows = view.decoding
         if not view.decoding:
             self._last_decode = None  # nobody waits: what comes next is no gap
@@ -173,14 +170,19 @@ class Adaptive(Policy):
             self._look(view)
         if self._next != self.rung and view.partial is None:
             if view.in_flight:  # the rung is left when nothing of it is under way; decode goes on meanwhile
-                found = self.current.pick(view) if view.prefill_runs else None
+                found = self._ask(view) if view.prefill_runs else None
                 return found if found == DECODE else None
             self.rung = self._next
             self._forget_gaps()
             late = self._last_decode is not None and view.now > self._last_decode + self._decode_seconds / 2
             if view.ready and late:
                 return DECODE  # a pause of the old rung's, and a whole step of the new one's, would add up
-        return self.current.pick(view)
+        return self._ask(view)
+
+    def _ask(self, view: View) -> Pick | None:
+        found = self.current.pick(view)
+        self.wake = self.current.wake
+        return found
 
     def observe(self, work: Work, now: float) -> None:
         self.current.observe(work, now)

@@ -191,6 +191,18 @@ def test_ticks_can_be_as_long_as_is_wanted(card, aim: float) -> None:
     assert prompt_rate(engine) < prompt_rate(paced) < prompt_rate(most) and longest.max > gap.max
 
 
+@pytest.mark.parametrize(
+    "policy", [Ticks(512, gap=9e-3), Adaptive(Slo(max_gap=9e-3)), Adaptive(Slo(max_gap=20e-3))]
+)
+def test_a_pause_is_one_cycle(policy: Policy) -> None:
+    """A time to wake at that has passed would make cycles that wait for nothing."""
+    engine = Engine(SimulatedExecutor(h200(), num_blocks=10_000), policy=policy)
+    joined = []
+    engine.runner.watch = lambda work, now: joined.append(now)
+    replay(engine, crowd(h200()))
+    assert len(joined) / 2 < engine.counters.steps < 1.2 * len(joined)
+
+
 def test_ticks_do_not_wait_where_no_prompt_does() -> None:
     cost = h200()
     trace = document_trace(streams=4, answer=50, document=10, at=1e9, documents=1)
