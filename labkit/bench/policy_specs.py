@@ -63,7 +63,7 @@ class PolicySpec:
         aims = self.target is None or self.name in _TARGETS
         require(aims, "policy", self.label, "@ with " + ", ".join(_TARGETS))
         kinds = ", ".join(f"{name}-{kind}" for kind, name in KINDS.items())
-        require(not self.kind or KINDS.get(self.kind) == self.name, "policy", self.label, f"of these {kinds}")
+        require(not self.kind or KINDS.get(self.kind) == self.name, "policy", self.label, f"one of {kinds}")
         if self.name == Adaptive.name:
             require(self.chunk is None, "policy", self.label, "no chunk: its ladder has them")
 

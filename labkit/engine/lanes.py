@@ -155,8 +155,11 @@ class StreamLane:
         return here.copy_(values, non_blocking=True)
 
     def done(self, work: LaunchedWork) -> bool:
-        """Whether the work has run."""
-        return bool(work.ended.query())
+        """Whether the work has run, or failed: then the join says so."""
+        try:
+            return bool(work.ended.query())
+        except RuntimeError:
+            return True
 
     def join(self, work: LaunchedWork) -> None:
         """Wait until it has; what the default stream does from here on comes after it."""

@@ -185,7 +185,11 @@ class Ticks(Policy):
     def pick(self, view: View) -> Pick | None:
         self.wake = None
         if view.ready and not view.decode_runs:
-            begin = self._last + self.gap - self._margin - self._span if self.gap and self._span else 0.0
+            begin = 0.0
+            if (
+                self.gap and self._span and view.two_lanes
+            ):  # on one lane the step would stand behind the chunk
+                begin = self._last + self.gap - self._margin - self._span
             if view.now >= begin or not (view.prefill_waits or view.prefill_runs):
                 self._begun, self._beside = view.now, view.prefill_runs
                 return DECODE

@@ -203,6 +203,14 @@ def test_a_pause_is_one_cycle(policy: Policy) -> None:
     assert len(joined) / 2 < engine.counters.steps < 1.2 * len(joined)
 
 
+def test_ticks_do_not_pause_on_one_lane() -> None:
+    cost = h200()
+    (plain, first, _), (paced, second, _) = (
+        run(Ticks(128, gap=gap), cost, crowd(cost), lanes=False, num_blocks=10_000) for gap in (None, 9e-3)
+    )
+    assert (paced, second) == (plain, first)
+
+
 def test_ticks_do_not_wait_where_no_prompt_does() -> None:
     cost = h200()
     trace = document_trace(streams=4, answer=50, document=10, at=1e9, documents=1)

@@ -15,7 +15,8 @@ from step_cases import MODELS
 
 from labkit.engine.engine import Engine
 from labkit.engine.executor_for import executor_for
-from labkit.engine.executor_torch import TorchExecutor
+from labkit.engine.executor_torch import TorchExecutor, _let_others_run
+from labkit.engine.lanes import LaunchedWork, StreamLane
 from labkit.engine.request import Status
 from labkit.engine.sampling import SamplingParams
 from labkit.errors import InputError
@@ -458,3 +459,36 @@ def test_a_sequence_without_room_is_refused_before_anything_is_allocated(
         InputError, match=r"^memory: got 2.0 MiB for 1 x 512 tokens; expected at least .* Fix: "
     ):
         module.executor_for(decoder)
+
+
+def test_a_work_that_failed_on_the_device_is_done() -> None:
+    """Its join raises, where the engine finds out who is to blame; asking must not."""
+
+    class Broken:
+        def query(self) -> bool:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    work = LaunchedWork()
+    work.ended = Broken()
+    assert StreamLane.done(StreamLane.__new__(StreamLane), work)
+
+
+def test_waiting_ends_with_the_first_work_or_in_time() -> None:
+    """On a GPU, with works that end after so many questions."""
+
+    class Asked(TorchExecutor):
+        def __init__(self) -> None:
+            self.left = [5, 3]
+
+        def done(self, handle: Any) -> bool:
+            self.left[handle] -= 1
+            return self.left[handle] <= 0
+
+    executor = Asked()
+    executor.wait([0, 1])
+    assert executor.left == [2, 0]
+    executor.left = [10**9]
+    began = executor.now()
+    executor.wait([0], began + 0.01)
+    assert executor.now() >= began + 0.01 and executor.left[0] < 10**9 - 1
+    _let_others_run()
