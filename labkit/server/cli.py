@@ -64,7 +64,7 @@ def serve(
         str,
         typer.Option(
             "--policy",
-            help="NAME, NAME:CHUNK or NAME:CHUNK@TARGET, such as serial, overlap:128, ticks, "
+            help="NAME, NAME:CHUNK or NAME:CHUNK@TARGET, such as serial, overlap:128, ticks:512@20ms, "
             "dynamic:512@20ms, mixed:64, sliced:512@5ms, adaptive.",
             rich_help_panel=_ENGINE,
         ),
