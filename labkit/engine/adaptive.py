@@ -1,4 +1,9 @@
-"""The policy that picks among the others to hold a service level, and the table of all by name."""
+"""The policy that picks among the others to hold a service level, and the table of all by name.
+
+Like every policy it sees the scheduler's view and the works that have joined, and says what comes next; it
+launches nothing, keeps no books and changes no token. It climbs and leaves the rungs of a ladder by what it
+has seen on them, and sets the gap that the ticks of its own ladder aim at.
+"""
 
 from __future__ import annotations
 
@@ -73,6 +78,11 @@ def _growth(context: float, value: float, later: float, then: float) -> float:
     """g, where the values are as (1 + g · context); 0 for one that shrinks."""
     ratio = then / value
     return max(ratio - 1, 0.0) / max(later - ratio * context, _FAR)
+
+
+def _grown(value: float, growth: float, context: float, ahead: float) -> float:
+    """A value of one context, at another."""
+    return value * (1 + growth * ahead) / (1 + growth * context)
 
 
 class Adaptive(Policy):
@@ -264,7 +274,7 @@ class Adaptive(Policy):
     def _pace(self, rung: _Rung, look: _Look, ahead: float) -> float:
         """Seconds for a prompt token at another context."""
         growth = self._growth if rung.growth is None else rung.growth[1]
-        return look.pace * (1 + growth * ahead) / (1 + growth * look.context)
+        return _grown(look.pace, growth, look.context, ahead)
 
     def _gap(self, index: int, ahead: float) -> tuple[float, float]:
         """What the largest gap of a rung should be, and the share of the bound to be left."""
@@ -274,7 +284,7 @@ class Adaptive(Policy):
             if isinstance(policy, Ticks):  # only decode steps grow, and their pauses shrink
                 return policy.gap if policy.gap and policy.pauses else look.worst, 0.0
             growth = self._growth if rung.growth is None else rung.growth[0]
-            return look.worst * (1 + growth * ahead) / (1 + growth * look.context), _SPARE_KNOWN
+            return _grown(look.worst, growth, look.context, ahead), _SPARE_KNOWN
         if isinstance(policy, Sliced):
             return step + policy.budget, _SPARE_FIRST
         if isinstance(policy, Ticks | Dynamic):

@@ -15,7 +15,7 @@ from step_cases import MODELS
 
 from labkit.engine.engine import Engine
 from labkit.engine.executor_for import executor_for
-from labkit.engine.executor_torch import TorchExecutor, _let_others_run
+from labkit.engine.executor_torch import TorchExecutor
 from labkit.engine.lanes import LaunchedWork, StreamLane
 from labkit.engine.request import Status
 from labkit.engine.sampling import SamplingParams
@@ -491,4 +491,3 @@ def test_waiting_ends_with_the_first_work_or_in_time() -> None:
     began = executor.now()
     executor.wait([0], began + 0.01)
     assert executor.now() >= began + 0.01 and executor.left[0] < 10**9 - 1
-    _let_others_run()
